@@ -176,9 +176,6 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_dial_that_is_cancelled_after_it_connected_gives_its_place_back",
         "test_dial_that_is_cancelled_gives_its_place_back",
     ),
-    "tests/episodes/test_record.py": (
-        "test_seconds_of_an_attempt_do_not_depend_on_the_clock_that_is_set[machine",
-    ),
     "tests/fuzz/test_repository_files.py": ("test_no_files_lead_git_out_of_the_workspace",),
     "tests/fuzz/test_lines.py": ("test_no_bytes_confuse_a_reader",),
     # Each runs an evaluator in a process; what a rubric pays is tested without one.
@@ -188,7 +185,10 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_rubric_function_that_raises_pays_nothing",
         "test_evaluator_that_python_cannot_run_gives_no_reward",
     ),
-    "tests/http/test_calls.py": ("test_session_stays_open_for_three_idle_times_of_calls_only",),
+    # A supervisor and two servers; recovery is tested in this process by `tests/episodes/test_recovery.py`.
+    "tests/http/test_held_episodes.py": (
+        "test_an_episode_goes_on_after_a_kill_if_its_starter_comes_back_and_ends_if_not",
+    ),
     "tests/page/test_hostile.py": cases("test_the_document_stays_the_same", "bcelt"),
     "tests/page/test_prose.py": ("test_a_text_that_is_made_to_take_long_does_not",),
     # Providers differ in how they isolate: the one that most machines have stays.

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import unpack, with_owner
@@ -24,19 +23,11 @@ from decathlon_mcp.archives.writing import (
     save,
 )
 from decathlon_mcp.errors import LimitExceededError
-from tests.archives.test_reading import ODD_NAMES
 
 
 def members(archive: bytes) -> list[tarfile.TarInfo]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         return tar.getmembers()
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_names_of_any_bytes_and_length_are_written(name: str) -> None:
-    link = Member(name="link", kind=Kind.SYMLINK, link=name)
-    file, symlink = members(b"".join(archive_chunks([(Member(name=name, kind=Kind.FILE), ()), (link, ())])))
-    assert (file.name, symlink.linkname) == (name, name)
 
 
 def test_large_sizes_and_late_times_are_written() -> None:
@@ -115,31 +106,6 @@ def test_file_with_many_names_is_packed_once(tmp_path: Path) -> None:
     assert (tmp_path / "a.tar").stat().st_size < 30_000 + 210 * 512
     unpack(tmp_path / "a.tar", tmp_path / "copy", below=tmp_path)
     assert (tmp_path / "copy/deep/er/7").samefile(tmp_path / "copy/a")
-
-
-def test_link_to_a_deep_file_costs_as_many_moves_as_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = "/".join("t" * 100)
-    members = [(Member(name=f"{target}/file", kind=Kind.FILE), ())]
-    names = [f"{'/'.join('l' * 100)}/{number}" for number in range(50)]
-    files = [(Member(name=name, kind=Kind.FILE), ()) for name in names]
-    links = [(Member(name=name, kind=Kind.HARD_LINK, link=f"{target}/file"), ()) for name in names]
-    opened: list[str] = []
-    descend = FolderCursor._descend  # pyright: ignore[reportPrivateUsage]
-
-    def count(cursor: FolderCursor, part: str) -> None:
-        opened.append(part)
-        descend(cursor, part)
-
-    monkeypatch.setattr(FolderCursor, "_descend", count)
-    moves: list[int] = []
-    for place, entries in (("files", files), ("links", links)):
-        opened.clear()
-        unpack(b"".join(archive_chunks([*members, *entries])), tmp_path / place, below=tmp_path)
-        moves.append(len(opened))
-    # The folder of the target is entered once more, and that of the archive.
-    assert moves[1] <= moves[0] + 101
 
 
 def test_folder_behind_a_link_is_packed_as_empty(tmp_path: Path) -> None:

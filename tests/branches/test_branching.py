@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from msgspec import Raw
 
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.call import Waiter
@@ -22,10 +21,8 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.plugins.branches import replay as branching
 from decathlon_mcp.plugins.branches.branches import MAX_READERS, branches_of
-from decathlon_mcp.plugins.history.replies import raw_members
 from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
-from decathlon_mcp.types import as_json_with_raw
 from tests.branches.starting import is_exact, start_with
 from tests.driver.peer import until
 from tests.episodes.calling import make_call
@@ -469,20 +466,3 @@ async def test_many_branches_of_a_long_trajectory_are_checked_a_few_at_a_time(
         await anyio.wait_all_tasks_blocked()
         release.set()
     assert most == MAX_READERS
-
-
-def test_lines_of_calls_are_copied_as_they_are(tmp_path: Path) -> None:
-    call = {"event": "call", "seq": 1, "server": "probe", "tool": "echo", "name": "probe__echo"}
-    reply = {"event": "reply", "seq": 1, "failed": False, "seconds": 0.5}
-    # The second has a lone surrogate, which a tool may send.
-    lines = [
-        as_json_with_raw({**call, "arguments": Raw(b'{"a":  1}')}),
-        as_json_with_raw({**reply, "result": {"content": ["\ud800"]}}),
-        as_json_with_raw({**call, "seq": 2}),
-    ]
-    (tmp_path / "trajectory.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    first, _ = Trajectory(tmp_path).update().sent_calls()
-    read_call, read_reply = raw_members(first)
-    assert (read_call["seq"], read_call["server"], read_reply["failed"]) == (1, "probe", False)
-    assert b'"arguments":{"a":  1}' in as_json_with_raw(read_call)
-    assert b"\\ud800" in as_json_with_raw(read_reply)

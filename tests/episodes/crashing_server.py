@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +34,7 @@ from decathlon_mcp.driver.stream import AttachedClock
 from decathlon_mcp.episodes.call import Waiter
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import attempt_of
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
@@ -127,10 +128,17 @@ class FolderDriver:
         return self._folder / f"reply-{request_id}"
 
 
-def episode_of(folder: Path) -> Episode:
+@cache
+def registry_in(folder: Path) -> EpisodeRegistry:
+    """What all servers have in common: each is a fork of the process that made it."""
     factory = sandbox_factory(folder, FakeProvider())
     settings = read_settings({"state": folder / "state"})
-    registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, folder)
+    return create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, folder)
+
+
+def episode_of(folder: Path) -> Episode:
+    registry = registry_in(folder.parent)
+    (factory,) = registry.factories.values()
     task = factory.suite.tasks["find-answer"]
     spec = EpisodeSpec(
         id="e" * 48,
@@ -239,6 +247,7 @@ def fork(run: Callable[[], None]) -> int:
 
 def main(folder: Path, kind: str, *, waits: bool) -> None:
     arguments = {"late": True} if kind == "late" else {"x": 1}
+    registry_in(folder)
     for step in range(1, STEPS + 1):
         life = folder / str(step)
         life.mkdir()

@@ -188,7 +188,7 @@ async def test_reply_that_comes_while_the_disk_is_full_is_held(
 
         tasks.start_soon(call)
         await until(lambda: (disk / "filler").exists() and DiskSpace(disk, 0).free_bytes() == 0)
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.15)
         assert replies == []
         assert episode.state.phase is Phase.READY
         free(disk)
@@ -253,7 +253,7 @@ async def test_disk_that_turns_read_only_ends_no_attempt(tmp_path: Path) -> None
     folder.mkdir()
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     with failing_disk(folder) as fail:
-        async with running_registry(folder, provider, min_free_mib=0) as registry:
+        async with running_registry(folder, provider, min_free_mib=0, drain_seconds=0.1) as registry:
             episodes = [registry.start("find-answer", CLIENT) for _ in range(2)]
             for episode in episodes:
                 await episode.ready()
@@ -279,7 +279,7 @@ async def test_attempts_that_are_claimed_on_a_full_disk_are_graded_once_there_is
     monkeypatch.setattr(grading_module, "ROOM_RETRY_SECONDS", 0.1)
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(disk, provider, min_free_mib=0) as registry:
-        episodes = [registry.start("find-answer", CLIENT) for _ in range(8)]
+        episodes = [registry.start("find-answer", CLIENT) for _ in range(3)]
         for episode in episodes:
             await make_call(episode, "probe__small", CallParams.of({}))
         fill(disk)
@@ -290,8 +290,8 @@ async def test_attempts_that_are_claimed_on_a_full_disk_are_graded_once_there_is
         (disk / "filler").unlink()
         with anyio.fail_after(60):
             verdicts = [await episode.evaluate() for episode in episodes]
-        assert [(verdict.status, verdict.reward) for verdict in verdicts] == [("scored", 1.0)] * 8
-        assert [episode.waits_for for episode in episodes] == [None] * 8
+        assert [(verdict.status, verdict.reward) for verdict in verdicts] == [("scored", 1.0)] * 3
+        assert [episode.waits_for for episode in episodes] == [None] * 3
 
 
 async def test_attempt_is_graded_although_the_disk_is_full_when_its_grading_begins(

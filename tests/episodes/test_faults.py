@@ -43,16 +43,17 @@ async def verdict_of(tmp_path: Path, faults: Faults, pattern: str = "") -> Verdi
         return await registry.start("find-answer", Principal()).evaluate()
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-@pytest.mark.parametrize("step", ["pause_error", "get_error"])
+STEPS = [*(("get_error", error) for error in ERRORS), ("pause_error", ERRORS[0])]
+
+
+@pytest.mark.parametrize(("step", "error"), STEPS, ids=repr)
 async def test_capture_that_fails_alone_is_forfeited(tmp_path: Path, error: Exception, step: str) -> None:
     verdict = await verdict_of(tmp_path, replace(Faults(), **{step: error}), AGENTS)
     assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
     assert "(a control sandbox worked)" in verdict.detail
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-@pytest.mark.parametrize("step", ["pause_error", "get_error"])
+@pytest.mark.parametrize(("step", "error"), STEPS, ids=repr)
 async def test_capture_that_fails_everywhere_gives_no_reward(
     tmp_path: Path, error: Exception, step: str
 ) -> None:

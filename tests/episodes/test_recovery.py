@@ -173,7 +173,7 @@ async def test_episode_that_was_queued_is_set_up(tmp_path: Path) -> None:
 
 
 async def test_episode_that_was_being_closed_ends_as_closed(tmp_path: Path) -> None:
-    for number, phase in enumerate((Phase.QUEUED, Phase.OPENING, Phase.READY)):
+    for number, phase in enumerate((Phase.QUEUED, Phase.READY)):
         folder = tmp_path / str(number)
         folder.mkdir()
         progress: JsonObject = {"requested_ending": str(Ending.CLOSED)}
@@ -203,8 +203,14 @@ NOT_A_TRAJECTORY: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.OPENING, Phase.READY, Phase.CLAIMED])
-@pytest.mark.parametrize("damage", NOT_A_TRAJECTORY.values(), ids=NOT_A_TRAJECTORY)
+@pytest.mark.parametrize(
+    ("phase", "damage"),
+    [
+        *((Phase.READY, damage) for damage in NOT_A_TRAJECTORY.values()),
+        *((phase, Path.unlink) for phase in (Phase.QUEUED, Phase.OPENING, Phase.CLAIMED)),
+    ],
+    ids=[*NOT_A_TRAJECTORY, "queued", "opening", "claimed"],
+)
 async def test_episode_without_a_usable_trajectory_is_lost_and_has_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, damage: Callable[[Path], None]
 ) -> None:
@@ -251,12 +257,11 @@ async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
         assert recoveries(registry) == {"ended": 1}
 
 
-@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.OPENING, Phase.READY, Phase.CLAIMED])
 @pytest.mark.parametrize(
-    ("gone", "why"),
+    ("phase", "gone", "why"),
     [
-        ({"task": "no-such-task"}, "there is no task 'no-such-task'"),
-        ({"task": "no-such-task", "suite": "no-such-suite"}, "there is no task"),
+        (Phase.QUEUED, {"task": "no-such-task"}, "there is no task 'no-such-task'"),
+        (Phase.CLAIMED, {"task": "no-such-task", "suite": "no-such-suite"}, "there is no task"),
     ],
     ids=["task", "suite"],
 )
@@ -305,7 +310,7 @@ async def test_ended_episode_that_is_not_in_memory_any_more_is_read_from_the_sto
         assert await only(registry).evaluate() == verdict
 
 
-@pytest.mark.parametrize("phase", [Phase.OPENING, Phase.READY, Phase.CLAIMED])
+@pytest.mark.parametrize("phase", [Phase.OPENING, Phase.CLAIMED])
 async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path, phase: Phase) -> None:
     """The dead server could not write its store any more, for example on a full disk."""
     (tmp_path / "first").mkdir()

@@ -154,18 +154,6 @@ async def test_an_attempt_gives_no_reward_where_no_sandbox_freezes(
         assert "a control sandbox failed too" in verdict.detail
 
 
-async def test_a_sandbox_lost_between_calls_ends_the_episode(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.ready()
-        await provider.opened[0].end()
-        await ended(episode)
-        assert episode.state.ending is Ending.SANDBOX_LOST
-        with pytest.raises(SandboxLostError):
-            await make_call(episode, "probe__echo", CallParams.of({}))
-
-
 async def test_a_lost_grader_gives_no_reward(tmp_path: Path) -> None:
     def faults(spec: SandboxSpec) -> Faults:
         return Faults(dies_on="run") if "grader" in spec.name else Faults()
@@ -188,28 +176,6 @@ async def test_a_grader_that_does_not_open_gives_no_reward(tmp_path: Path) -> No
         assert (verdict.status, verdict.detail) == ("not_evaluated", "image removed")
         await ended(episode)
         assert episode.state.ending is Ending.NO_VERDICT
-
-
-async def test_an_attempt_with_a_workspace_over_the_limit_is_forfeited(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, workspace_mib=1) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.ready()
-        workspace = provider.opened[0].root / episode.sandbox_factory.suite.profile.workspace
-        provider.opened[0].tree.write(workspace / "big", b"x" * (2 << 20))
-        verdict = await episode.evaluate()
-        assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
-        assert "exceed the limit" in verdict.detail
-        assert sandbox_roles(provider) == ["agent"]
-
-
-async def test_an_evaluation_in_place_uses_the_agents_own_sandbox(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path, tasks={"find-answer": {"in_place": True}})
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, suite=suite) as registry:
-        verdict = await registry.start("find-answer", PLAYER).evaluate()
-        assert (verdict.in_place, verdict.reward) == (True, 1.0)
-        assert sandbox_roles(provider) == ["agent"]
 
 
 async def test_invalid_messages_and_failing_removals_do_not_stop_an_episode(tmp_path: Path) -> None:
@@ -409,20 +375,10 @@ async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> No
         assert (await episode.evaluate()).reward == 1.0
 
 
-async def test_the_idle_lease_ends_a_scored_episode_as_scored(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        with episode.lease.hold():
-            await episode.evaluate()
-        await ended(episode)
-        assert episode.state.ending is Ending.SCORED
-
-
 def turns_before(step: int) -> int:
     """Turns of the event loop before an interruption: some more in each round, and many more in late ones."""
     # Worker threads take part in a grading. On a busy machine the loop turns more often while it waits.
-    return step * 3 if step < 300 else step * 3 + (step - 300) * 100
+    return step * 7 if step < 300 else step * 7 + (step - 300) * 100
 
 
 @pytest.mark.parametrize("task", ["find-answer", pytest.param("made-answer", marks=pytest.mark.long)])

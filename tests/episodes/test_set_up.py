@@ -199,16 +199,6 @@ async def test_kept_entries_of_the_tasks_folder_reach_the_agents_sandbox(tmp_pat
         ]
 
 
-async def test_the_grader_gets_the_tasks_folder_as_preprocess_left_it(tmp_path: Path) -> None:
-    answer = "/workspace/tasks/probe/made-answer/groundtruth_workspace/answer"
-    provider = FakeProvider(tools=TOOLS, run=leaves_answers(answer))
-    async with running_registry(tmp_path, provider) as registry:
-        verdict = await registry.start("made-answer", PLAYER).evaluate()
-        assert verdict.reward == 1.0
-        _, _, grader = provider.opened
-        assert grader.tree.text(answer.replace("/workspace", str(grader.root))) == "42"
-
-
 async def test_a_preprocess_that_leaves_processes_running_keeps_its_sandbox(tmp_path: Path) -> None:
     suite = suite_with(tmp_path, tasks={"made-answer": {"leaves_running": True}})
     provider = FakeProvider(tools=TOOLS, run=leaves_answers("/tmp/answer", background=1))

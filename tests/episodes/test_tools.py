@@ -39,12 +39,6 @@ def test_evaluate_is_not_suggested_to_a_client_that_may_not_evaluate() -> None:
     assert "evaluate" not in unknown.value.data["near"]
 
 
-@pytest.mark.parametrize("taken", ["claim_done", "evaluate"])
-def test_raw_names_that_clash_with_ours_fail_the_set_up(taken: str) -> None:
-    with pytest.raises(SetUpError, match=rf"two tools are called '{taken}'.*--names decathlon"):
-        router("raw", files=[tool(taken)])
-
-
 def test_raw_names_of_two_servers_that_clash_fail_the_set_up() -> None:
     with pytest.raises(SetUpError, match="two tools are called 'read'"):
         router("raw", files=[tool("read")], web=[tool("read")])

@@ -1,66 +1,60 @@
-"""The short form of `tests.fuzz.http`: the corpus and generated inputs at a server in another process."""
+"""The short form of `tests.fuzz.http`: the corpus and generated inputs at a server in this process."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Generator
-from contextlib import suppress
-from pathlib import Path
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Iterable
 from random import Random
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.cheats.http_attacks import open_session
-from tests.fuzz.http import CORPUS, fault_in, generate
-from tests.http.server_process import HOST, ServerProcess, server_process
+from tests.fuzz.http import CORPUS, HEALTH, HEALTH_SECONDS, LIMITS, exchange, fault_in, generate
+from tests.probe.serving import Served, serving
 
-REPLY_SECONDS = 0.05
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("server")
+pytestmark = pytest.mark.anyio
+AT_ONCE = 8
+GENERATED = 100
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Generator[ServerProcess]:
-    with server_process(folder, "--max-sandboxes", "2", "--idle-seconds", "2") as server:
-        yield server
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    state = tmp_path_factory.mktemp("state")
+    async with serving(state, provider="host", limits=LIMITS, max_sandboxes=2, idle_seconds=2) as served:
+        yield served
 
 
-def answer_to(server: ServerProcess, data: bytes) -> bytes:
-    """What the server sends within a short time."""
-    answer = b""
-    with socket.create_connection((HOST, server.port)) as connection, suppress(OSError):
-        connection.settimeout(10)
-        connection.sendall(data)
-        connection.settimeout(REPLY_SECONDS)
-        while chunk := connection.recv(1 << 16):
-            answer += chunk
-    return answer
-
-
-def test_corpus_is_answered_without_faults(server: ServerProcess, folder: Path) -> None:
-    session = anyio.run(open_session, HOST, server.port).encode()
-    for file in sorted(CORPUS.iterdir()):
-        data = file.read_bytes().replace(b"{session}", session)
-        assert fault_in(answer_to(server, data)) is None, file.name
-    assert server.health_seconds() < 10
-    assert "Traceback" not in (folder / "log").read_text()
-
-
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(st.randoms(use_true_random=False))
-def test_generated_requests_are_answered_without_faults(
-    server: ServerProcess, folder: Path, random: Random
+async def assert_no_fault(
+    served: Served, inputs: Iterable[tuple[str, bytes]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert fault_in(answer_to(server, generate(random))) is None
-    assert server.health_seconds() < 10
-    assert "Traceback" not in (folder / "log").read_text()
+    """Send each input, named in a failure, on a connection of its own."""
+    host, _, port = served.url.removeprefix("http://").rpartition(":")
+    session = (await open_session(host, int(port))).encode()
+    limiter = anyio.CapacityLimiter(AT_ONCE)
+
+    async def check(name: str, data: bytes) -> None:
+        async with limiter:
+            sent = data.replace(b"{session}", session).replace(b"{long}", b"c" * 1000)
+            assert fault_in(await exchange(host, int(port), sent, Random(name))) is None, name
+
+    with caplog.at_level(logging.ERROR):
+        async with anyio.create_task_group() as tasks:
+            for name, data in inputs:
+                tasks.start_soon(check, name, data)
+        health = await exchange(host, int(port), HEALTH, Random(0), seconds=HEALTH_SECONDS)
+    assert health.startswith(b"HTTP/1.1 200")
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_corpus_is_answered_without_faults(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    await assert_no_fault(served, ((file.name, file.read_bytes()) for file in CORPUS.iterdir()), caplog)
+
+
+async def test_generated_requests_are_answered_without_faults(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = secrets.randbelow(10**9)
+    seeds = range(first, first + GENERATED)
+    await assert_no_fault(served, ((f"seed {seed}", generate(Random(seed))) for seed in seeds), caplog)

@@ -85,7 +85,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 
 CHECKS = pytest.mark.parametrize("check", [server_line.check, driver_line.check], ids=["server", "driver"])
-SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @CHECKS

@@ -11,4 +11,4 @@ from tests.fuzz.repository_files import run
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_no_files_lead_git_out_of_the_workspace() -> None:
-    assert run(40) >= 40
+    assert run(20) >= 20

@@ -125,7 +125,7 @@ def test_no_bundled_task_is_judged_otherwise_than_by_its_exit_code() -> None:
 
 @pytest.mark.parametrize(
     ("workspace", "success", "reward"),
-    [({}, False, 0.0), ({"paper.pdf": "12"}, False, 0.75), ({"paper.pdf": "1234"}, True, 1.25)],
+    [({"paper.pdf": "12"}, False, 0.75), ({"paper.pdf": "1234"}, True, 1.25)],
 )
 async def test_evaluator_that_only_returns_a_dict_pays_by_weights(
     grader: SandboxGrader, workspace: dict[str, str], success: bool, reward: float
@@ -159,7 +159,7 @@ async def test_without_weights_the_reward_is_whether_every_metric_is_at_least_1(
 
 @pytest.mark.parametrize(
     ("returned", "reward"),
-    [("{'success': True, 'a': 0}", 1.0), ("{'success': 0.5, 'a': 1}", 0.0), ("{}", 0.0), ("{'a': 2}", 1.0)],
+    [("{'success': True, 'a': 0}", 1.0), ("{'success': 0.5, 'a': 1}", 0.0), ("{}", 0.0)],
 )
 async def test_success_is_the_key_of_that_name(grader: SandboxGrader, returned: str, reward: float) -> None:
     source = f"def evaluate(workspace):\n    return {returned}"
@@ -167,14 +167,11 @@ async def test_success_is_the_key_of_that_name(grader: SandboxGrader, returned: 
     assert (verdict.success, verdict.reward) == (bool(reward), reward), verdict
 
 
-@pytest.mark.parametrize(("success", "code", "reward"), [(True, 0, 1.0), (False, 1, 0.0)])
-async def test_success_that_agrees_with_the_exit_code_is_accepted(
-    grader: SandboxGrader, success: bool, code: int, reward: float
-) -> None:
-    source = f"def evaluate(workspace):\n    return {{'success': {success}, 'a': 0.5}}"
-    main = f"{ARGUMENTS}\nraise SystemExit({code})"
+async def test_success_that_agrees_with_the_exit_code_is_accepted(grader: SandboxGrader) -> None:
+    source = "def evaluate(workspace):\n    return {'success': True, 'a': 0.5}"
+    main = f"{ARGUMENTS}\nraise SystemExit(0)"
     verdict = await grader.verdict(evaluator(main, **{"evaluation/evaluator.py": source}))
-    assert (verdict.status, verdict.reward, verdict.metrics["a"]) == ("scored", reward, 0.5), verdict
+    assert (verdict.status, verdict.reward, verdict.metrics["a"]) == ("scored", 1.0, 0.5), verdict
 
 
 @pytest.mark.parametrize(("success", "code"), [(True, 1), (False, 0)])

@@ -67,9 +67,7 @@ number = len(open(os.environ["RUNS"]).readlines())
 """
 
 
-@pytest.mark.parametrize(
-    ("workspace", "reward"), [({"paper.pdf": "x"}, 1.0), ({"other.pdf": "x"}, 0.0), ({}, 0.0)]
-)
+@pytest.mark.parametrize(("workspace", "reward"), [({"paper.pdf": "x"}, 1.0), ({"other.pdf": "x"}, 0.0)])
 async def test_reward_is_the_exit_code(
     grader: SandboxGrader, workspace: dict[str, str], reward: float
 ) -> None:
@@ -117,8 +115,6 @@ async def test_evaluator_gets_the_word_none_without_a_groundtruth(grader: Sandbo
     ("source", "reason", "sandboxes"),
     [
         ("import os; os.kill(os.getpid(), 9)", "the evaluator was killed: signal 9", 2),
-        ("import os; os.abort()", "the evaluator was killed: signal 6", 2),
-        ("raise SystemExit(137)", "the evaluator was killed or did not start: exit code 137", 2),
         ("raise SystemExit(127)", "the evaluator was killed or did not start: exit code 127", 2),
         (
             "import time; print('waiting', flush=True); time.sleep(600)",
@@ -131,7 +127,7 @@ async def test_attempt_whose_evaluator_is_killed_or_endless_is_forfeited(
     grader: SandboxGrader, tmp_path: Path, source: str, reason: str, sandboxes: int
 ) -> None:
     suite = write_suite(tmp_path / "checkout", evaluator(source))
-    deadline = 2.0 if sandboxes == 1 else 60.0
+    deadline = 1.5 if sandboxes == 1 else 60.0
     with anyio.fail_after(60):
         verdict = await grader.grade(make_attempt(), suite, {}, deadline_seconds=deadline)
     assert forfeited(verdict) == reason
@@ -189,7 +185,7 @@ time.sleep(600)
 async def test_waiting_for_a_sandbox_costs_nothing_of_the_deadline(
     grader: SandboxGrader, tmp_path: Path
 ) -> None:
-    suite = write_suite(tmp_path / "checkout", evaluator("import time; time.sleep(0.5)"))
+    suite = write_suite(tmp_path / "checkout", evaluator(""))
 
     @asynccontextmanager
     async def late(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
@@ -205,10 +201,7 @@ async def test_waiting_for_a_sandbox_costs_nothing_of_the_deadline(
 
 UNCAUGHT = {
     "exception": ("raise RuntimeError('no such column')", "RuntimeError: no such column"),
-    "without-message": ("raise RuntimeError", "RuntimeError"),
-    "of-a-library": ("import json; json.loads('{')", "json.decoder.JSONDecodeError: Expecting property"),
     "while-importing": ("print()\nimport a_module_that_is_missing", "ModuleNotFoundError: No module named"),
-    "syntax": ("exec('def')", "SyntaxError: invalid syntax"),
     "bad-str": (
         "class Bad(Exception):\n    def __str__(self): raise OSError\nraise Bad",
         "Bad: (no message: its __str__ failed)",
@@ -238,15 +231,10 @@ NOT_RUNNABLE = {
         {"main.py": "import json, no_such.thing"},
         "main.py, line 1: there is no module no_such",
     ),
-    "missing from": (
-        {"main.py": "'''Doc.'''\nfrom no_such import thing"},
-        "line 2: there is no module no_such",
-    ),
     "syntax of a helper": (
         {"main.py": "from .checks import check", "checks.py": "\n\nx = = 1", "__init__.py": ""},
         "evaluation/checks.py, line 3: invalid syntax",
     ),
-    "missing helper": ({"main.py": "from . import x\nfrom .gone import check"}, "main.py, line 2"),
     "import of a helper": (
         {"main.py": "import tasks.train.paper.evaluation.checks", "checks.py": "import no_such"},
         "evaluation/checks.py, line 1: there is no module no_such",
@@ -312,14 +300,12 @@ async def test_task_whose_folder_python_cannot_import_is_broken(tmp_path: Path) 
 
 
 CAUGHT = {
-    "exits": "raise SystemExit(1)",
     "prints-a-traceback": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
     "raise SystemExit(1)",
     "in-a-thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()\n"
     "raise SystemExit(1)",
     "in-a-child": "import subprocess, sys\n"
     "subprocess.run([sys.executable, '-c', '1 / 0'], close_fds=False)\nraise SystemExit(1)",
-    "exits-at-once": "import os; os._exit(1)",
 }
 
 
@@ -402,8 +388,6 @@ async def test_evaluator_output_is_cut_to_its_end(grader: SandboxGrader) -> None
     ("workspace", "calls", "reward"),
     [
         ({"paper.pdf": "the right one"}, 2, 1.6),
-        ({"paper.pdf": "another"}, 2, 0.6),
-        ({"paper.pdf": "the right one"}, 20, 1.5),
         ({}, 20, 0.0),
     ],
 )
@@ -457,7 +441,6 @@ def evaluate():
 @pytest.mark.parametrize(
     ("source", "reward"),
     [
-        ("def evaluate(): return {'a': True}", 1.0),
         ("async def evaluate(workspace): return {'a': -2.5}", -2.5),
         (ALL_PARAMETERS, 3.0),
         pytest.param(PATH_PARAMETERS, 1.0, marks=pytest.mark.toolathlon),
@@ -479,16 +462,10 @@ async def test_rubric_function_gets_arguments_by_parameter_name(
     ("source", "complaint"),
     [
         ("def evaluate(): return {'a': float('nan')}", "metric 'a' is nan"),
-        ("def evaluate(): return {'a': 11}", "outside its range"),
-        ("def evaluate(): return dict(b=1)", "has a weight for 'a'"),
         ("def evaluate(): return {'a': object()}", "not a finite number"),
-        ("def evaluate(): print({'a': 1})", "did not return a dict"),
-        ("def evaluate(): return {'a': 1, 'b': 10**4000}", "metric 'b' is 1000"),
         ("def evaluate(): return {'a': 1, 'b\\ud800': 1}", "printable characters"),
-        ("def evaluate(): return {'a': '\\ud800'}", "metric 'a' is"),
         ("def evaluate(): return {f'm{n}': n for n in range(10**6)}", "not one JSON value"),
         ("import os\ndef evaluate(): os._exit(0)", "without returning metrics"),
-        ("import os\ndef evaluate(): os._exit(1)", "without returning metrics"),
         ("import os\ndef evaluate(): os.kill(os.getpid(), 9)", "evaluate was killed: signal 9"),
     ],
 )
@@ -505,7 +482,6 @@ async def test_attempt_with_invalid_metrics_is_forfeited(
         ("def evaluate(answer): return {'a': 1}", "TypeError: parameter 'answer'"),
         ("def evaluate(): raise SystemExit(0)", "SystemExit: 0"),
         ("def evaluate(): return 1 / 0", "ZeroDivisionError: division by zero"),
-        ("def evaluate(): return {(1, 2): 3}", "TypeError: keys must be"),
         ("def evaluate():\n    a = {}; a['a'] = a\n    return a", "ValueError: Circular reference"),
         ("def evaluate():\n    a = 0\n    for _ in range(9**6): a = [a]\n    return a", "RecursionError"),
     ],
@@ -520,7 +496,7 @@ async def test_rubric_function_that_raises_pays_nothing(
 
 async def test_attempt_whose_rubric_function_does_not_return_is_forfeited(grader: SandboxGrader) -> None:
     verdict = await grader.verdict(
-        one_metric("import time\ndef evaluate(): time.sleep(600)"), deadline_seconds=3.0
+        one_metric("import time\ndef evaluate(): time.sleep(600)"), deadline_seconds=1.5
     )
     assert forfeited(verdict) == "evaluation/evaluator.py:evaluate did not end in time"
 
@@ -617,11 +593,6 @@ async def test_links_out_of_the_workspace_are_refused_and_reported(
         f"paper.pdf: a link that leads out, to ../{PAPER}/groundtruth_workspace/paper.pdf",
         "../tasks/train/paper/evaluation/main.py: a path with ..",
     )
-
-
-async def test_workspace_that_could_not_be_captured_is_graded_as_empty(grader: SandboxGrader) -> None:
-    verdict = await grader.verdict(evaluator(REQUIRES_PAPER), None, refused=["everything: too large"])
-    assert (verdict.reward, verdict.refused) == (0.0, ("everything: too large",))
 
 
 async def test_sealed_files_of_preprocess_are_used(grader: SandboxGrader, tmp_path: Path) -> None:

@@ -74,33 +74,6 @@ def test_a_missing_field_is_an_error() -> None:
         KeptAttempt.parse(values)
 
 
-FIRST_ATTEMPTS = """
-import os, sys, threading
-from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.regrade.keeping import VERSION, KeptAttempt
-
-def read():
-    together.wait()
-    try:
-        KeptAttempt.parse({"version": VERSION})
-    except BadRequestError:
-        pass
-
-sys.setswitchinterval(1e-6)
-for _ in range(5):
-    if os.fork() == 0:
-        together = threading.Barrier(8)
-        threads = [threading.Thread(target=read) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        os._exit(0)
-    _, status = os.wait()
-    assert status == 0, os.waitstatus_to_exitcode(status)
-"""
-
-
 def test_an_episode_without_a_row_is_open_until_its_record_says_that_it_is_over(tmp_path: Path) -> None:
     folder = tmp_path / "episodes" / "one"
     assert not is_open(folder)

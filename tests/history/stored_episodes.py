@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from decathlon_mcp.storage.store import EpisodeRow, Store
 
 LOST, LIVE = "lost", "live"
+
+
+def episode_row(name: str = "one", **fields: Any) -> EpisodeRow:
+    """The row of an episode that waits; `fields` are what differs."""
+    values: dict[str, Any] = {
+        "server": "",
+        "suite": "s",
+        "task": "t",
+        "phase": "queued",
+        "started_at": 1.0,
+        "spec": {"launch_time": "2026-01-01T00:00:00+00:00"},
+        "progress": {},
+    }
+    return EpisodeRow(**{"id": name, "agent_id": f"{name}-agent", **values, **fields})
 
 
 def add_episode(
@@ -28,22 +43,11 @@ def add_episode(
 ) -> str:
     """Write an episode as a server does; its public id. `reward`: LOST and LIVE have none."""
     with Store.open(state, "server") as store:
-        row = EpisodeRow(
-            id=name,
-            agent_id=f"{name}-agent",
-            server="",
-            suite=suite,
-            task=task,
-            phase="queued",
-            started_at=started_at,
-            spec={
-                "launch_time": "2026-01-01T00:00:00+00:00",
-                **({"branch": {"episode": branch_of, "at": at}} if branch_of else {}),
-            },
-            progress={},
-            token=token,
-            labels=labels or {},
+        row = episode_row(
+            name, suite=suite, task=task, started_at=started_at, token=token, labels=labels or {}
         )
+        if branch_of:
+            row = replace(row, spec={**row.spec, "branch": {"episode": branch_of, "at": at}})
         store.insert_episode(row)
         if reward == LIVE:
             return row.public_id

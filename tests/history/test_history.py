@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Generator
 from contextlib import closing
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import check_labels
-from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES
 from decathlon_mcp.plugins.history.episode_history import KEPT_TRAJECTORIES, EpisodeHistory
 from decathlon_mcp.plugins.history.values import (
@@ -30,7 +30,7 @@ from decathlon_mcp.plugins.history.values import (
     RunColumn,
 )
 from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.types import as_json_with_raw, public_id
+from decathlon_mcp.types import as_json_with_raw
 from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
 
 
@@ -141,12 +141,7 @@ def test_episodes_are_found_by_run_label_task_result_time_phase_and_owner(tmp_pa
         assert names(history.episodes(query)) == expected, query
 
 
-@pytest.mark.parametrize("descending", [True, False])
-@pytest.mark.parametrize("column", ["started", "result", "task", "run", "calls", "took"])
-def test_pages_of_several_folders_have_each_episode_once(
-    tmp_path: Path, column: Any, descending: bool
-) -> None:
-    order = Order(column, descending)
+def test_pages_of_several_folders_have_each_episode_once(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
@@ -161,16 +156,19 @@ def test_pages_of_several_folders_have_each_episode_once(
             labels={"run": f"run-{number % 5}"} if number % 3 else {},
         )
     history = EpisodeHistory([*folders, tmp_path / "none"])
-    whole = names(history.episodes(EpisodeQuery(order=order)))
-    paged: list[str] = []
-    cursor = None
-    while True:
-        page = history.episodes(EpisodeQuery(order=order), limit=5, cursor=cursor)
-        paged += names(page)
-        if (cursor := page.cursor) is None:
-            break
-    assert paged == whole
-    assert len(set(paged)) == 24
+    columns: tuple[Any, ...] = ("started", "result", "task", "run", "calls", "took")
+    for column, descending in product(columns, (True, False)):
+        order = Order(column, descending)
+        whole = names(history.episodes(EpisodeQuery(order=order)))
+        paged: list[str] = []
+        cursor = None
+        while True:
+            page = history.episodes(EpisodeQuery(order=order), limit=5, cursor=cursor)
+            paged += names(page)
+            if (cursor := page.cursor) is None:
+                break
+        assert paged == whole
+        assert len(set(paged)) == 24
 
 
 def test_runs_are_sorted_by_each_number_page_by_page(tmp_path: Path) -> None:
@@ -606,48 +604,3 @@ def test_more_trajectories_than_are_kept_can_be_read(tmp_path: Path, writers: Wr
     assert [len(history.calls(episode, 1, 1)) for episode in [*episodes, *episodes]] == [1] * 2 * len(
         episodes
     )
-
-
-def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_run(tmp_path, "r", {"a": [1.0]})
-    add_episode(tmp_path, "branch", branch_of=public_id("r-a-0"))
-    statements: list[str] = []
-    for name in (
-        *("episodes", "run_times", "task_sums", "lost_reasons", "has_steps", "curve", "find"),
-        *("summary", "branches", "branch_counts"),
-    ):
-        whole = getattr(queries, name)
-
-        def traced(connection: sqlite3.Connection, *args: Any, whole: Any = whole) -> Any:
-            connection.set_trace_callback(statements.append)
-            return whole(connection, *args)
-
-        monkeypatch.setattr(queries, name, traced)
-    history = EpisodeHistory([tmp_path])
-    history.runs()
-    history.run("r")
-    for query in (
-        EpisodeQuery(),
-        EpisodeQuery(run="r"),
-        EpisodeQuery(task="a"),
-        EpisodeQuery(run="r", order=FAILURES_FIRST),
-        EpisodeQuery(order=Order("started", descending=False)),
-        EpisodeQuery(lost=True),
-        EpisodeQuery(branch_of=public_id("r-a-0"), with_branches=True),
-    ):
-        history.episodes(query)
-    history.episode(public_id("r-a-0"))
-    for owner in (None, "ann"):
-        history.tree(public_id("r-a-0"), owner=owner)
-    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
-        for statement in {text for text in statements if text.startswith("SELECT")}:
-            plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
-            assert any("INDEX" in step for step in plan), (statement, plan)
-            assert "SCAN episodes" not in plan, (statement, plan)
-            if "GROUP BY branch_of" in statement or " ORDER BY reward" in statement:
-                assert any("INDEX branches_by_" in step for step in plan), (statement, plan)
-                assert not any("TEMP B-TREE" in step for step in plan), (statement, plan)
-            elif "GROUP BY" in statement:
-                assert any("COVERING INDEX episodes_in_numbers" in step for step in plan), (statement, plan)
-            if " ORDER BY started_at" in statement:
-                assert "USE TEMP B-TREE FOR ORDER BY" not in plan, (statement, plan)

@@ -26,7 +26,7 @@ from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.storage.store import Store
 from tests.episodes.environment import TOOLS, running_registry
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT, INITIALIZE
+from tests.http.messages import ACCEPT, INITIALIZE, TASK
 from tests.probe.serving import Served
 
 SERVER = "server"
@@ -213,6 +213,12 @@ class RawSession:
         message = {"jsonrpc": "2.0", "method": method}
         assert (await self.http.post(self.url, json=message, headers=self.headers)).status_code == 202
 
+    async def cancel(self, request_id: Any, **params: Any) -> None:
+        """Send `notifications/cancelled` for a request."""
+        params = {"requestId": request_id, **params}
+        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        await self.http.post(self.url, json=message, headers=self.headers)
+
     async def post(self, method: str, params: Mapping[str, Any] | None = None, *, request_id: Any = 7) -> Any:
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}}
         return await self.http.post(self.url, json=message, headers=self.headers)
@@ -256,6 +262,13 @@ class RawSession:
         """GET what follows an event."""
         headers = {**self.headers, "Accept": "text/event-stream", "last-event-id": event_id}
         return await self.http.get(self.url, headers=headers)
+
+
+async def ready_session(http: httpx2.AsyncClient, served: Served, **options: Any) -> RawSession:
+    """A session at a task's address whose episode is ready."""
+    session = await RawSession.open(http, served.task(TASK), **options)
+    await session.ask("tools/list", request_id=1)
+    return session
 
 
 def events_of(response: Any) -> list[dict[str, str]]:

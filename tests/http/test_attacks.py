@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,30 +83,31 @@ async def fast(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served]:
         yield served
 
 
-@pytest.mark.parametrize(
-    "beginning", [b"", b"G", b"\r\n", HEAD, HEAD + b"a", HEAD + b"\r\n" + HEAD, HEAD + b"\r\n\r\n"]
-)
-async def test_connection_whose_head_stays_incomplete_is_closed(fast: Served, beginning: bytes) -> None:
-    with anyio.fail_after(20):
+async def test_connection_whose_head_stays_incomplete_is_closed(fast: Served) -> None:
+    async def send(beginning: bytes) -> None:
         answer = await answer_to(fast, beginning)
-    if beginning and HEAD + b"\r\n" not in beginning:
-        assert answer.startswith(b"HTTP/1.1 408")
+        if beginning and HEAD + b"\r\n" not in beginning:
+            assert answer.startswith(b"HTTP/1.1 408")
 
-
-@pytest.mark.parametrize(
-    "framing", [b"Content-Length: 9\r\n\r\n[", b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\n0\r\n"]
-)
-@pytest.mark.parametrize("path", [b"/mcp", b"/healthz", b"/none"])
-async def test_connection_whose_body_stays_incomplete_is_closed(
-    fast: Served, framing: bytes, path: bytes
-) -> None:
+    beginnings = [b"", b"G", b"\r\n", HEAD, HEAD + b"a", HEAD + b"\r\n" + HEAD, HEAD + b"\r\n\r\n"]
     with anyio.fail_after(20):
-        await answer_to(fast, b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\n%b" % (path, framing))
+        async with anyio.create_task_group() as tasks:
+            for beginning in beginnings:
+                tasks.start_soon(send, beginning)
+
+
+async def test_connection_whose_body_stays_incomplete_is_closed(fast: Served) -> None:
+    framings = (b"Content-Length: 9\r\n\r\n[", b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\n0\r\n")
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for path, framing in product((b"/mcp", b"/healthz", b"/none"), framings):
+                head = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\n" % path
+                tasks.start_soon(answer_to, fast, head + framing)
 
 
 async def test_long_call_and_get_stream_outlive_the_deadlines_of_requests(fast: Served) -> None:
     async with playing(fast, "find-answer", "task") as player:
-        assert await player.text("probe__shell", command="sleep 4; echo done") == "done\n"
+        assert await player.text("probe__shell", command="sleep 2; echo done") == "done\n"
 
 
 async def test_connection_that_reads_no_response_is_closed(fast: Served) -> None:
@@ -176,41 +178,33 @@ def test_connections_are_counted_by_address_or_network(address: str, peer: str) 
     assert peer_of((address, 1)) == peer
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (HEAD + b"a:b\r\n" * 200 + b"\r\n", 431),
-        (HEAD + b"a: " + b"b" * 100_000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", 431),
-        (b"\x16\x03\x01", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nz\r\n", 400),
-        (attacks.request("/mcp", Content_Length=str(5 << 20)), 413),
-        (attacks.request("/mcp", method="PUT", Content_Length=str(5 << 20)), 413),
-        (attacks.request("/mcp", b"[" * 1000), 400),
-    ],
-)
-async def test_refusal_has_a_status_and_the_connection_is_closed(
-    fast: Served, data: bytes, status: int
-) -> None:
-    with anyio.fail_after(20):
-        assert (await answer_to(fast, data)).startswith(b"HTTP/1.1 %d " % status)
+REFUSED: list[tuple[bytes, int]] = [
+    (HEAD + b"a:b\r\n" * 200 + b"\r\n", 431),
+    (HEAD + b"a: " + b"b" * 100_000 + b"\r\n\r\n", 431),
+    (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", 431),
+    (b"\x16\x03\x01", 400),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    (HEAD + b"Transfer-Encoding: chunked\r\n\r\nz\r\n", 400),
+    (attacks.request("/mcp", Content_Length=str(5 << 20)), 413),
+    (attacks.request("/mcp", method="PUT", Content_Length=str(5 << 20)), 413),
+    (attacks.request("/mcp", b"[" * 1000), 400),
+]
 
 
-@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
-async def test_requests_that_offer_another_protocol_are_served_as_http(fast: Served, protocol: bytes) -> None:
+async def test_refusal_has_a_status_and_the_connection_is_closed(fast: Served) -> None:
+    with anyio.fail_after(60):
+        for data, status in REFUSED:
+            assert (await answer_to(fast, data)).startswith(b"HTTP/1.1 %d " % status), data[:60]
+
+
+async def test_requests_that_offer_another_protocol_are_served_as_http(fast: Served) -> None:
+    protocol = b"websocket"
     upgrade = b"Connection: Upgrade\r\nUpgrade: %b\r\n" % protocol
     request = HEAD + upgrade + b"\r\n"
     post = attacks.request("/mcp", attacks.initialize(), Connection="Upgrade", Upgrade=protocol.decode())
     with anyio.fail_after(20):
         answer = await answer_to(fast, request + post + HEAD + b"Connection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200") == 3
-
-
-async def test_idle_session_keeps_no_large_message(server: ServerProcess) -> None:
-    before = server.memory_mib()
-    await attacks.sessions_with_large_requests(HOST, server.port)
-    assert server.memory_mib() - before < MAX_GROWTH_MIB
 
 
 async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: ServerProcess) -> None:

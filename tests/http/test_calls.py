@@ -21,8 +21,8 @@ from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT, META, MODERN, TASK
-from tests.http.restarting import RawSession, answer_of, events_of, restartable
+from tests.http.messages import ACCEPT, META, MODERN
+from tests.http.restarting import RawSession, answer_of, events_of, ready_session, restartable
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.serving import Served
 
@@ -76,13 +76,6 @@ async def serving(
             yield served
 
 
-async def ready_session(http: httpx2.AsyncClient, served: Served, **options: Any) -> RawSession:
-    """A session at a task's address whose episode is ready."""
-    session = await RawSession.open(http, served.task(TASK), **options)
-    await session.ask("tools/list", request_id=1)
-    return session
-
-
 def called(name: Any = "probe__params", **members: Any) -> dict[str, Any]:
     """The message of a call. `members` replace those of the message, or of its params."""
     params: dict[str, Any] = {"name": name, "arguments": {"text": "a"}}
@@ -90,9 +83,6 @@ def called(name: Any = "probe__params", **members: Any) -> dict[str, Any]:
     for key, value in members.items():
         (message if key in ("id", "jsonrpc", "method", "extra") else params)[key.rstrip("_")] = value
     return message
-
-
-STORES = pytest.mark.parametrize("store", [True, False], ids=["store", "no store"])
 
 
 @asynccontextmanager
@@ -122,17 +112,18 @@ async def at_episode(http: httpx2.AsyncClient, served: Served) -> RawSession:
 async def test_session_stays_open_for_three_idle_times_of_calls_only(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    idle_seconds = 2
+    idle_seconds = 0.6
     async with serving(tmp_path, Tools(), idle_seconds=idle_seconds) as served:
         session = await ready_session(http, served)
         end, number = anyio.current_time() + 3 * idle_seconds, 10
         while anyio.current_time() < end:
             number += 1
             await session.call("probe__params", request_id=number)
+            await anyio.sleep(0.1)
         assert (await session.ask("tools/list", request_id=2))["result"]["tools"]
 
 
-@STORES
+@pytest.mark.parametrize("store", [True, False], ids=["store", "no store"])
 async def test_cancelled_notification_reaches_a_call(
     tmp_path: Path, http: httpx2.AsyncClient, store: bool
 ) -> None:
@@ -142,12 +133,7 @@ async def test_cancelled_notification_reaches_a_call(
         async with calling(http, session, tools, id="5") as responses:
             for request_id in (5, True, None, ["5"], "5"):
                 assert tools.cancelled == 0, "5 and '5' are two ids"
-                message = {
-                    "jsonrpc": "2.0",
-                    "method": "notifications/cancelled",
-                    "params": {"requestId": request_id},
-                }
-                await http.post(session.url, json=message, headers=session.headers)
+                await session.cancel(request_id)
         answer = answer_of(responses[0])
         assert (answer["id"], answer["error"]["code"]) == ("5", -32800)
         # The Python client fails as a whole if a JSON body comes while it closes.
@@ -156,12 +142,11 @@ async def test_cancelled_notification_reaches_a_call(
         assert "params" in await session.call("probe__params", request_id=6)
 
 
-@STORES
 async def test_delete_ends_the_calls_of_a_session_with_an_answer(
-    tmp_path: Path, http: httpx2.AsyncClient, store: bool
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     tools = Tools()
-    async with serving(tmp_path, tools, store=store) as served:
+    async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
         async with calling(http, session, tools) as responses:
             assert (await http.delete(session.url, headers=session.headers)).status_code == 200
@@ -202,12 +187,11 @@ async def test_log_messages_of_a_call_answered_with_json_are_on_the_get_stream(
         assert levels == ["debug", "info", "error"]
 
 
-@STORES
 async def test_requests_in_flight_with_one_id_get_their_own_answers(
-    tmp_path: Path, http: httpx2.AsyncClient, store: bool
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     tools = Tools()
-    async with serving(tmp_path, tools, store=store) as served:
+    async with serving(tmp_path, tools) as served:
         session = await ready_session(http, served)
         others: list[Any] = []
 
@@ -226,17 +210,15 @@ async def test_requests_in_flight_with_one_id_get_their_own_answers(
     assert texts[2] == answer_of(first[0])["result"]["content"][0]["text"] == "done"
 
 
-@STORES
 async def test_cancelling_an_id_that_is_in_flight_twice_cancels_the_newest(
-    tmp_path: Path, http: httpx2.AsyncClient, store: bool
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     tools = Tools()
-    async with serving(tmp_path, tools, store=store) as served:
+    async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
         async with calling(http, session, tools, id=5) as first:
             async with calling(http, session, tools, id=5, arguments={"text": "b"}) as second:
-                message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-                await http.post(session.url, json=message, headers=session.headers)
+                await session.cancel(5)
             assert answer_of(second[0])["error"]["code"] == -32800
             assert (tools.cancelled, first) == (1, [])
             tools.finish.set()
@@ -294,16 +276,18 @@ async def test_call_of_a_client_that_came_back_is_not_joined(
 
 
 async def test_client_that_comes_back_often_leaves_one_request(
-    tmp_path: Path, http: httpx2.AsyncClient
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(requests, "MAX_WAITING", 5)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
         async with session.calling("probe__slow", request_id=5) as (_, lines):
             await until(lambda: tools.running == 1)
-        for _ in range(requests.MAX_WAITING + 5):
+        for _ in range(12):
             async with session.resuming(lines[0].removeprefix("id: ")):
                 pass
+            await anyio.sleep(0.02)  # the server notices that it has left
         await until(lambda: waiting(session) == 1)
         assert tools.cancelled == 0
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:
@@ -442,12 +426,11 @@ async def test_request_whose_body_breaks_off_leaves_nothing(tmp_path: Path, http
         assert episode.calls.sent == 1
 
 
-@STORES
 async def test_call_whose_client_leaves_at_once_is_completed(
-    tmp_path: Path, http: httpx2.AsyncClient, store: bool
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     tools = Tools()
-    async with serving(tmp_path, tools, store=store) as served:
+    async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
         episode = served.episodes.live[-1]
         body = json.dumps(called("probe__slow", id=10)).encode()

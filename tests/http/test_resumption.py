@@ -20,7 +20,7 @@ from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall, FakeRun
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import TASK, tokens_of
-from tests.http.restarting import RawSession, Restartable, answer_of, events_of, restartable
+from tests.http.restarting import RawSession, Restartable, answer_of, events_of, ready_session, restartable
 from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
@@ -58,13 +58,6 @@ def text_of(response: Any) -> str:
     return answer_of(response)["result"]["content"][0]["text"]
 
 
-async def ready_session(http: httpx2.AsyncClient, server: Restartable, **options: Any) -> RawSession:
-    """A session at a task's address whose episode is ready."""
-    session = await RawSession.open(http, server.served.task(TASK), **options)
-    await session.ask("tools/list", request_id=1)
-    return session
-
-
 async def broken_call(session: RawSession, gate: Gate, **options: Any) -> str:
     """Call the gate and break the connection off; returns the id of the first event."""
     count = gate.calls
@@ -84,7 +77,7 @@ async def test_call_is_in_the_trajectory_before_its_first_event(
 ) -> None:
     gate = Gate()
     async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         async with session.calling("probe__hang", request_id=5) as (coming, lines):
             (call,) = events(server.registry.live[0].trajectory, "call")
             first = event_id_of(lines[0])
@@ -128,14 +121,13 @@ async def test_list_is_made_again_after_a_restart(tmp_path: Path, http: httpx2.A
         assert answer == json.loads(events[-1]["data"])
 
 
-@pytest.mark.parametrize("meta", [{}, {"_meta": {"decathlon/operation": "chosen"}}], ids=["", "operation"])
 async def test_claim_and_evaluation_are_answered_again_after_a_restart(
-    tmp_path: Path, http: httpx2.AsyncClient, meta: dict[str, Any]
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         for number, name in enumerate(("claim_done", "evaluate"), 5):
-            params = {"name": name, **meta}
+            params = {"name": name, "_meta": {"decathlon/operation": "chosen"}}
             events = events_of(await session.post("tools/call", params, request_id=number))
             await server.restart()
             answer = answer_of(await session.resume(events[0]["id"]))
@@ -160,9 +152,8 @@ async def test_client_that_comes_back_for_a_claim_waits_with_it_for_the_set_up(
         assert data[0]["result"]["structuredContent"] == {"claimed": True, "first": True}
 
 
-@pytest.mark.parametrize("operations", [False, True])
 async def test_answers_at_the_lobby_are_made_again_after_a_restart(
-    tmp_path: Path, http: httpx2.AsyncClient, operations: bool
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     gate = Gate()
     gate.open.set()
@@ -179,8 +170,6 @@ async def test_answers_at_the_lobby_are_made_again_after_a_restart(
             if name == "call_tool":
                 arguments["episode"] = server.registry.live[0].id
             params: dict[str, Any] = {"name": name, "arguments": arguments}
-            if operations:
-                params["_meta"] = {"decathlon/operation": f"chosen {number}"}
             events = events_of(await lobby.post("tools/call", params, request_id=number))
             await server.restart()
             answer = answer_of(await lobby.resume(events[0]["id"]))
@@ -215,19 +204,17 @@ async def test_event_ids_give_no_access_to_other_episodes(tmp_path: Path, http: 
         assert (await bob.resume(started[0]["id"])).status_code == 404
 
 
-@pytest.mark.parametrize("kind", [Kind.START, Kind.EVALUATE, Kind.CLAIM])
-async def test_agent_s_id_in_an_event_id_is_no_handle(
-    tmp_path: Path, http: httpx2.AsyncClient, kind: Kind
-) -> None:
+async def test_agent_s_id_in_an_event_id_is_no_handle(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     async with restartable(tmp_path, FakeProvider(tools=TOOLS)) as server:
         owner = await RawSession.open(http, server.served.lobby)
         await owner.ask("tools/call", {"name": "start_episode", "arguments": {"task": TASK}}, request_id=4)
         (episode,) = server.registry.live
-        forged = str(EventId(server.store.generation, 99, kind, 7, episode.spec.agent_id))
         agent = await RawSession.open(http, server.served.lobby)
-        response = await agent.resume(forged)
-        assert episode.id not in response.text
-        assert "there is no such episode" in response.text
+        for kind in (Kind.START, Kind.EVALUATE, Kind.CLAIM):
+            forged = EventId(server.store.generation, 99, kind, 7, episode.spec.agent_id)
+            response = await agent.resume(str(forged))
+            assert episode.id not in response.text
+            assert "there is no such episode" in response.text
         assert episode.state.phase is Phase.READY
 
 
@@ -241,11 +228,11 @@ async def test_answers_can_be_fetched_for_a_while_after_the_end_of_the_episode(
         await lobby.ask("tools/call", {"name": "start_episode", "arguments": {"task": TASK}}, request_id=4)
         (episode,) = server.registry.live
         events = events_of(await lobby.post("tools/call", {"name": "probe__hang"}, request_id=5))
-        monkeypatch.setattr(calls, "ANSWER_SECONDS", 1.0)
+        monkeypatch.setattr(calls, "ANSWER_SECONDS", 0.3)
         episode.close()
         await episode.state.reach(Phase.ENDED)
         assert text_of(await lobby.resume(events[0]["id"])) == "through"
-        await anyio.sleep(1.0)
+        await anyio.sleep(0.3)
         answer = answer_of(await lobby.resume(events[0]["id"]))
         assert answer["error"]["data"]["code"] == "unanswered"
 
@@ -254,7 +241,7 @@ async def test_start_episode_that_nobody_resumes_ends_also_once_it_is_ready(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     set_up = SetUp()
-    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=set_up), grace_seconds=1) as server:
+    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=set_up), grace_seconds=0.3) as server:
         lobby = await RawSession.open(http, server.served.lobby)
         async with lobby.calling("start_episode", task="made-answer"):
             await set_up.begun.wait()
@@ -267,20 +254,20 @@ async def test_start_episode_that_nobody_resumes_ends_also_once_it_is_ready(
         assert episode.state.ending is Ending.CLIENT_LOST
 
 
-@pytest.mark.parametrize("request_id", [7, 0, -1, "seven", "ü\n%2.x", "last"])
-async def test_reply_can_be_fetched_again_and_again(
-    tmp_path: Path, http: httpx2.AsyncClient, request_id: Any
-) -> None:
+async def test_replies_can_be_fetched_again_and_again(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     gate = Gate()
+    request_ids: list[Any] = [7, 0, -1, "seven", "ü\n%2.x", "last"]
     async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
-        event_id = await broken_call(session, gate, request_id=request_id)
+        session = await ready_session(http, server.served)
+        event_ids = [
+            await broken_call(session, gate, request_id=each, text=str(each)) for each in request_ids
+        ]
         gate.open.set()
-        for _ in range(2):
+        for event_id, request_id in list(zip(event_ids, request_ids, strict=True)) * 2:
             answer = answer_of(await session.resume(event_id))
             assert answer["id"] == request_id
-            assert answer["result"]["content"][0]["text"] == "through"
-        assert gate.calls == 1
+            assert answer["result"]["content"][0]["text"] == str(request_id)
+        assert gate.calls == len(request_ids)
 
 
 async def test_client_that_comes_back_early_waits_for_the_reply(
@@ -288,7 +275,7 @@ async def test_client_that_comes_back_early_waits_for_the_reply(
 ) -> None:
     gate = Gate()
     async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         event_id = await broken_call(session, gate)
         replies: list[str] = []
 
@@ -298,7 +285,7 @@ async def test_client_that_comes_back_early_waits_for_the_reply(
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(resume)
-            await anyio.sleep(0.5)
+            await anyio.sleep(0.1)
             assert replies == []
             gate.open.set()
         assert replies == ["through"] * 3
@@ -308,49 +295,39 @@ async def test_after_the_event_of_the_answer_there_is_nothing(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         params = {"name": "probe__echo", "arguments": {"text": "x"}}
         events = events_of(await session.post("tools/call", params))
         response = await session.resume(events[-1]["id"])
         assert (response.status_code, response.text) == (200, "")
 
 
-@pytest.mark.parametrize("kind", ["call", "claim", "start", "other"])
 async def test_answer_that_cannot_be_made_again_is_an_error_under_its_id(
-    tmp_path: Path, http: httpx2.AsyncClient, kind: str
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
-        answer = answer_of(await session.resume(str(EventId(server.store.generation, 0, Kind(kind), "old"))))
-        assert answer["id"] == "old"
-        assert answer["error"]["data"]["code"] == "unanswered"
+        session = await ready_session(http, server.served)
+        for kind in ("call", "claim", "start", "other"):
+            event_id = EventId(server.store.generation, 0, Kind(kind), "old")
+            answer = answer_of(await session.resume(str(event_id)))
+            assert answer["id"] == "old"
+            assert answer["error"]["data"]["code"] == "unanswered"
 
 
-@pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18"])
-async def test_clients_of_earlier_revisions_get_json(
-    tmp_path: Path, http: httpx2.AsyncClient, version: str
-) -> None:
+async def test_clients_of_earlier_revisions_get_json(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     """They cannot parse an event without data."""
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server, version=version)
+        session = await ready_session(http, server.served, version="2025-06-18")
         response = await session.post("tools/call", {"name": "probe__echo", "arguments": {"text": "x"}})
         assert response.headers["content-type"] == "application/json"
         await server.restart()
         assert await session.call("probe__echo", request_id=9, text="after") == "after"
 
 
-async def test_client_that_does_not_accept_events_gets_json(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
-        session.headers["Accept"] = "application/json"
-        response = await session.post("tools/call", {"name": "probe__echo", "arguments": {"text": "x"}})
-        assert response.headers["content-type"] == "application/json"
-
-
 async def test_broken_start_episode_that_is_resumed_keeps_its_episode(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    async with restartable(tmp_path, max_sandboxes=1, grace_seconds=0.5) as server:
+    async with restartable(tmp_path, max_sandboxes=1, grace_seconds=0.2) as server:
         lobby = await RawSession.open(http, server.served.lobby)
         await lobby.ask("tools/call", {"name": "start_episode", "arguments": {"task": TASK}}, request_id=1)
         (first,) = server.registry.live
@@ -360,12 +337,12 @@ async def test_broken_start_episode_that_is_resumed_keeps_its_episode(
             tasks.start_soon(ends_later, first)
             answer = answer_of(await lobby.resume(event_id))
         assert answer["result"]["structuredContent"]["episode"] == episode.id
-        await anyio.sleep(1)
+        await anyio.sleep(0.4)
         assert episode.state.phase is Phase.READY
 
 
 async def ends_later(episode: Episode) -> None:
-    await anyio.sleep(1.5)
+    await anyio.sleep(0.5)
     episode.close()
 
 

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from base64 import urlsafe_b64encode
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ async def test_requests_that_arrive_together_revive_one_session(
     async with restartable(tmp_path) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await session.call("probe__echo", request_id=1, text="before")
-        for _ in range(5):
+        for _ in range(2):
             await server.restart()
             assert await get_and_call(session) == (200, [str(number) for number in range(2, 12)])
 
@@ -142,16 +143,12 @@ async def test_foreign_token_and_wrong_path_get_the_reply_for_an_unknown_session
         assert await status(session.url, session.id, **bob) == unknown
 
 
-@pytest.mark.parametrize(
-    "session_id", ["../../store.db", "%2e%2e/x", "a" * 8000, "' OR 1=1 --", "0" * 32, "é", "a\tb"]
-)
-async def test_malicious_session_ids_are_unknown(
-    tmp_path: Path, http: httpx2.AsyncClient, session_id: str
-) -> None:
+async def test_malicious_session_ids_are_unknown(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+    session_ids = ("../../store.db", "%2e%2e/x", "a" * 8000, "' OR 1=1 --", "0" * 32, "é", "a\tb")
     async with restartable(tmp_path) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await server.restart()
-        for method in ("POST", "GET", "DELETE"):
+        for method, session_id in product(("POST", "GET", "DELETE"), session_ids):
             headers = {**session.headers, "mcp-session-id": session_id.encode("utf-8")}
             response = await http.request(method, session.url, headers=headers, json=INITIALIZE)  # pyright: ignore[reportArgumentType]
             assert response.status_code == 404

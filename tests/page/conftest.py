@@ -23,8 +23,8 @@ import pytest
 import uvicorn
 from jinja2 import Environment
 
-from tests.page.sites import page_over
-from tests.page.watching import KEY, ChangingServer, Watched
+from tests.page.sites import page_over, with_key
+from tests.page.watching import ChangingServer, Watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -58,6 +58,12 @@ def compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Environment, "compile", compiled)
         yield
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state folder without episodes, with the key of its page."""
+    return with_key(tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -129,9 +135,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     from tests.page.watching import fill
 
     state = tmp_path_factory.mktemp("watched")
-    (state / "page-key").write_text(KEY)
-    (state / "page-key").chmod(0o600)
     server = ChangingServer()
-    fill(state, server)
+    fill(with_key(state), server)
     with serving_in_thread(state, server) as watched:
         yield watched

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decathlon_mcp.storage.store import EpisodeRow, Store
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import JsonObject, as_json_with_raw, public_id
+from tests.history.stored_episodes import episode_row
 
 NOW = 1_790_000_000.0
 
@@ -81,10 +82,9 @@ class Folder:
         calls = sum(isinstance(entry, Call) for entry in entries)
         name = public_id(handle)
         self._store.insert_episode(
-            EpisodeRow(
-                id=handle,
+            episode_row(
+                handle,
                 agent_id=f"agent-{handle}",
-                server="",
                 suite=suite,
                 task=task,
                 token=token,

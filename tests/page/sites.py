@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.page.access import PageKey, Secrets, Sessions, load_or_create_page_key
+from decathlon_mcp.plugins.page.access import (
+    PAGE_KEY_FILE,
+    PageKey,
+    Secrets,
+    Sessions,
+    load_or_create_page_key,
+)
 from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.live import LiveFeed
 from decathlon_mcp.plugins.page.site import Site
 
+KEY = "0f" * 32
 HOST = "decathlon.localhost:8765"
 BASE = f"http://{HOST}"
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -39,3 +49,19 @@ def browser(app: PageApp) -> httpx2.AsyncClient:
 
 async def sign_in(client: httpx2.AsyncClient, secret: str) -> httpx2.Response:
     return await client.post("/page/session", data={"secret": secret})
+
+
+def with_key(state: Path) -> Path:
+    """The folder, which has KEY as its page's key."""
+    file = state / PAGE_KEY_FILE
+    file.write_text(KEY)
+    file.chmod(0o600)
+    return state
+
+
+@asynccontextmanager
+async def signed_in(state: Path, **options: Any) -> AsyncGenerator[httpx2.AsyncClient]:
+    """A browser whose user has presented the page's key."""
+    async with browser(page_over(state, **options)) as client:
+        await sign_in(client, load_or_create_page_key(state))
+        yield client

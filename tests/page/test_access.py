@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import AsyncGenerator
+from itertools import product
 from pathlib import Path
 
 import anyio
@@ -24,23 +25,14 @@ from decathlon_mcp.plugins.page.access import (
 from decathlon_mcp.plugins.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
 from tests.page.outlines import outline
 from tests.page.samples import Folder
-from tests.page.sites import HOST, browser, page_over, sign_in
+from tests.page.sites import HOST, KEY, browser, page_over, sign_in, signed_in
 
 pytestmark = pytest.mark.anyio
-
-KEY = "0f" * 32
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "WRONG_SECONDS", 0.01)
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
-    return tmp_path
 
 
 def tokens(file: Path, **roles: str) -> Tokens:
@@ -86,18 +78,15 @@ async def test_the_address_that_was_asked_for_is_shown_after_signing_in(state: P
         assert right.headers["location"] == "/e/0123456789abcdef?call=7"
 
 
-@pytest.mark.parametrize(
-    "path", ["//evil.example", "/\\evil.example", "https://evil.example", "x", "/\n/x", ""]
-)
-async def test_signing_in_leads_to_no_other_host(state: Path, path: str) -> None:
+async def test_signing_in_leads_to_no_other_host(state: Path) -> None:
     async with browser(page_over(state)) as client:
-        right = await client.post("/page/session", data={"secret": KEY, "next": path})
-        assert right.headers["location"] == "/"
+        for path in ("//evil.example", "/\\evil.example", "https://evil.example", "x", "/\n/x", ""):
+            right = await client.post("/page/session", data={"secret": KEY, "next": path})
+            assert right.headers["location"] == "/", path
 
 
 async def test_signing_out_ends_the_session(state: Path) -> None:
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         cookies = dict(client.cookies)
         assert (await client.post("/page/leave")).status_code == 303
         client.cookies.update(cookies)
@@ -189,28 +178,26 @@ async def test_behind_a_proxy_addresses_have_its_prefix_and_the_cookie_is_secure
         assert "; Secure" in right.headers["set-cookie"]
 
 
-@pytest.mark.parametrize(
-    ("headers", "accepted"),
-    [
-        ({"Sec-Fetch-Site": "same-origin"}, True),
-        ({"Sec-Fetch-Site": "same-site"}, False),
-        ({"Sec-Fetch-Site": "cross-site"}, False),
-        ({"Sec-Fetch-Site": "none"}, False),
-        ({"Origin": f"http://{HOST}"}, True),
-        ({"Origin": "http://decathlon.localhost:8766"}, False),
-        ({"Origin": "http://evil.example"}, False),
-        ({"Origin": "null"}, False),
-        ({"Sec-Fetch-Site": "same-site", "Origin": f"http://{HOST}"}, False),
-        ({}, False),
-    ],
-)
-async def test_a_change_is_accepted_from_the_page_only(
-    state: Path, headers: dict[str, str], accepted: bool
-) -> None:
+CHANGES: list[tuple[dict[str, str], bool]] = [
+    ({"Sec-Fetch-Site": "same-origin"}, True),
+    ({"Sec-Fetch-Site": "same-site"}, False),
+    ({"Sec-Fetch-Site": "cross-site"}, False),
+    ({"Sec-Fetch-Site": "none"}, False),
+    ({"Origin": f"http://{HOST}"}, True),
+    ({"Origin": "http://decathlon.localhost:8766"}, False),
+    ({"Origin": "http://evil.example"}, False),
+    ({"Origin": "null"}, False),
+    ({"Sec-Fetch-Site": "same-site", "Origin": f"http://{HOST}"}, False),
+    ({}, False),
+]
+
+
+async def test_a_change_is_accepted_from_the_page_only(state: Path) -> None:
     async with browser(page_over(state)) as client:
         del client.headers["Sec-Fetch-Site"]
-        response = await client.post("/page/session", data={"secret": KEY}, headers=headers)
-        assert response.status_code == (303 if accepted else 403)
+        for headers, accepted in CHANGES:
+            response = await client.post("/page/session", data={"secret": KEY}, headers=headers)
+            assert response.status_code == (303 if accepted else 403), headers
 
 
 async def test_a_change_behind_a_proxy_has_the_public_origin(state: Path) -> None:
@@ -221,17 +208,16 @@ async def test_a_change_behind_a_proxy_has_the_public_origin(state: Path) -> Non
             assert response.status_code == status
 
 
-@pytest.mark.parametrize("path", ["/", "/e/0123456789abcdef", "/page/live", "/page/session"])
-async def test_a_foreign_host_name_is_refused(state: Path, path: str) -> None:
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
-        assert (await client.get(path, headers={"Host": "evil.example"})).status_code == 421
+async def test_a_foreign_host_name_is_refused(state: Path) -> None:
+    async with signed_in(state) as client:
+        for path in ("/", "/e/0123456789abcdef", "/page/live", "/page/session"):
+            assert (await client.get(path, headers={"Host": "evil.example"})).status_code == 421
 
 
-@pytest.mark.parametrize("path", ["/no/such/page", "/page/live", "/page/assets/0/x.js"])
-async def test_every_response_has_the_headers(state: Path, path: str) -> None:
+async def test_every_response_has_the_headers(state: Path) -> None:
+    paths = ("/no/such/page", "/page/live", "/page/assets/0/x.js")
     async with browser(page_over(state)) as client:
-        for signed_in in (False, True):
+        for signed_in, path in product((False, True), paths):
             if signed_in:
                 await sign_in(client, KEY)
             headers = (await client.get(path)).headers
@@ -272,28 +258,27 @@ async def test_a_browser_at_an_mcp_address_is_led_to_the_page(state: Path) -> No
             assert response.headers["vary"] == "Accept"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "accept", "served"),
-    [
-        ("GET", "/", "text/html", True),
-        ("GET", "/", "*/*", False),
-        ("GET", "/", "application/json, text/html;q=0", False),
-        ("GET", "/", "application/json, text/html;q=0.5", True),
-        ("GET", "/mcp", "text/event-stream", False),
-        ("POST", "/mcp", "text/html", False),
-        ("POST", "/episodes", "text/html", False),
-        ("GET", "/episodes", "text/html", True),
-        ("GET", "/episodes/x/mcp", "text/event-stream", False),
-        ("GET", "/metrics", "text/html", False),
-        ("GET", "/e/0123456789abcdef", "*/*", True),
-        ("POST", "/page/session", "*/*", True),
-    ],
-)
-def test_programs_keep_their_addresses(
-    tmp_path: Path, method: str, path: str, accept: str, served: bool
-) -> None:
-    scope = {"type": "http", "method": method, "path": path, "headers": [(b"accept", accept.encode())]}
-    assert page_over(tmp_path).serves(scope) is served
+ADDRESSES = [
+    ("GET", "/", "text/html", True),
+    ("GET", "/", "*/*", False),
+    ("GET", "/", "application/json, text/html;q=0", False),
+    ("GET", "/", "application/json, text/html;q=0.5", True),
+    ("GET", "/mcp", "text/event-stream", False),
+    ("POST", "/mcp", "text/html", False),
+    ("POST", "/episodes", "text/html", False),
+    ("GET", "/episodes", "text/html", True),
+    ("GET", "/episodes/x/mcp", "text/event-stream", False),
+    ("GET", "/metrics", "text/html", False),
+    ("GET", "/e/0123456789abcdef", "*/*", True),
+    ("POST", "/page/session", "*/*", True),
+]
+
+
+def test_programs_keep_their_addresses(tmp_path: Path) -> None:
+    page = page_over(tmp_path)
+    for method, path, accept, served in ADDRESSES:
+        scope = {"type": "http", "method": method, "path": path, "headers": [(b"accept", accept.encode())]}
+        assert page.serves(scope) is served, (method, path, accept)
 
 
 @pytest.mark.parametrize("size_bytes", [SHORT_FORM_BYTES + 1, MAX_FORM_BYTES])

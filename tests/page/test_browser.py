@@ -19,8 +19,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 from decathlon_mcp.types import public_id
 from tests.page.conftest import PACKAGES, REPOSITORY, serving_in_thread
 from tests.page.samples import NOW, Call, Folder, Note, append
+from tests.page.sites import with_key
 from tests.page.watching import (
-    KEY,
     LIVE_HANDLE,
     LONG_HANDLE,
     OTHER_HANDLE,
@@ -262,8 +262,7 @@ def test_calls_of_a_long_episode_come_when_they_are_near(chromium: Browser, watc
 
 
 def test_long_names_leave_every_column_in_view(chromium: Browser, tmp_path: Path) -> None:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
+    with_key(tmp_path)
     name = "a run with a name " * 10
     labels = {"run": name, "model": "m" * 200, "attempt": "1"}
     with Folder(tmp_path) as folder:

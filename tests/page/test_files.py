@@ -17,12 +17,11 @@ from decathlon_mcp.plugins.history import workspaces
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.types import public_id
 from tests.page.samples import Folder
-from tests.page.sites import browser, page_over, sign_in
+from tests.page.sites import KEY, browser, page_over, signed_in
 from tests.page.test_hostile import HTML_IMAGE, PNG, Shape
 
 pytestmark = pytest.mark.anyio
 
-KEY = "0f" * 32
 HANDLE = "1" * 48
 
 
@@ -45,12 +44,10 @@ def keep(state: Path, files: Sequence[tuple[str, bytes] | tarfile.TarInfo]) -> P
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
-    with Folder(tmp_path) as folder:
+def state(state: Path) -> Path:
+    with Folder(state) as folder:
         folder.add(HANDLE)
-    return tmp_path
+    return state
 
 
 @pytest.fixture
@@ -61,8 +58,7 @@ def path(state: Path) -> str:
 
 @pytest.fixture
 async def person(state: Path) -> AsyncGenerator[httpx2.AsyncClient]:
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         yield client
 
 
@@ -96,35 +92,37 @@ async def test_only_those_who_may_see_the_episode_get_its_files(state: Path, pat
             assert "diary" not in response.text
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../../../../etc/passwd",
-        "/etc/passwd",
-        "<script>alert(1)</script>.html",
-        '" onmouseover="alert(1)',
-        "a\nSet-Cookie: x=1\r\n\r\n<html>",
-        'x"; filename="evil.html',
-        "safe\u202etxt.exe",
-        "\udcff\udc80",
-        "x" * 2_000,
-        "%2e%2e",
-        "日本語.txt",
-    ],
+NAMES = (
+    "../../../../etc/passwd",
+    "/etc/passwd",
+    "<script>alert(1)</script>.html",
+    '" onmouseover="alert(1)',
+    "a\nSet-Cookie: x=1\r\n\r\n<html>",
+    'x"; filename="evil.html',
+    "safe\u202etxt.exe",
+    "\udcff\udc80",
+    "x" * 2_000,
+    "%2e%2e",
+    "日本語.txt",
 )
-async def test_a_name_is_only_text(state: Path, person: httpx2.AsyncClient, path: str, name: str) -> None:
-    keep(state, [(name, b"content")])
-    shapes: list[list[str]] = []
-    for each in (f"{path}/files", f"{path}/files?show=0"):
-        page = await person.get(each)
-        assert page.status_code == 200
-        shapes.append(Shape(page.text).elements)
-        assert not re.search("[\x00-\x08\x0b-\x1f\u202e\udc00-\udfff]", page.text)
+
+
+async def test_a_name_is_only_text(state: Path, person: httpx2.AsyncClient, path: str) -> None:
+    pages = (f"{path}/files", f"{path}/files?show=0")
     keep(state, [("benign", b"content")])
-    for shape, each in zip(shapes, (f"{path}/files", f"{path}/files?show=0"), strict=True):
-        assert shape == Shape((await person.get(each)).text).elements
-    keep(state, [(name, b"content")])
-    response = await person.get(f"{path}/files/0")
+    benign = [Shape((await person.get(page)).text).elements for page in pages]
+    for name in NAMES:
+        keep(state, [(name, b"content")])
+        for page, elements in zip(pages, benign, strict=True):
+            response = await person.get(page)
+            assert response.status_code == 200
+            assert Shape(response.text).elements == elements
+            assert not re.search("[\x00-\x08\x0b-\x1f\u202e\udc00-\udfff]", response.text)
+        await assert_downloaded_as_a_file(person, f"{path}/files/0")
+
+
+async def assert_downloaded_as_a_file(person: httpx2.AsyncClient, address: str) -> None:
+    response = await person.get(address)
     assert response.content == b"content"
     assert response.headers["content-type"] == "application/octet-stream"
     assert response.headers["x-content-type-options"] == "nosniff"
@@ -187,31 +185,27 @@ async def test_an_archive_that_is_a_link_is_not_read(
         assert (await person.get(address)).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("content", "shows"),
-    [
-        (b"<!doctype html><script>alert(1)</script>", "text"),
-        (b"<svg onload=alert(1)>", "text"),
-        (HTML_IMAGE, "text"),
-        (b"%PDF-1.7\n\0\x80\xff" * 9, "nothing"),
-        (b"\xff\xfe\x00x" * 99, "nothing"),
-        (b"RIFF\0\0\0\0WAVEfmt ", "nothing"),
-        (b"GIF89a<script>alert(1)</script>", "image"),
-        (b"\x1b[31mred \xe2\x80\xae", "text"),
-    ],
-)
-async def test_markup_is_never_obeyed(
-    state: Path, person: httpx2.AsyncClient, path: str, content: bytes, shows: str
-) -> None:
-    keep(state, [("index.html", content)])
-    page = (await person.get(f"{path}/files?show=0")).text
-    Shape(page)
-    assert "<script>alert" not in page
-    assert "<svg onload" not in page
-    assert ("so it is not shown" in page, '<img src="data:image/gif;base64,' in page) == (
-        shows == "nothing",
-        shows == "image",
-    )
+CONTENTS = [
+    (b"<!doctype html><script>alert(1)</script>", "text"),
+    (b"<svg onload=alert(1)>", "text"),
+    (HTML_IMAGE, "text"),
+    (b"%PDF-1.7\n\0\x80\xff" * 9, "nothing"),
+    (b"\xff\xfe\x00x" * 99, "nothing"),
+    (b"RIFF\0\0\0\0WAVEfmt ", "nothing"),
+    (b"GIF89a<script>alert(1)</script>", "image"),
+    (b"\x1b[31mred \xe2\x80\xae", "text"),
+]
+
+
+async def test_markup_is_never_obeyed(state: Path, person: httpx2.AsyncClient, path: str) -> None:
+    keep(state, [(f"{number}.html", content) for number, (content, _) in enumerate(CONTENTS)])
+    for number, (_, shows) in enumerate(CONTENTS):
+        page = (await person.get(f"{path}/files?show={number}")).text
+        Shape(page)
+        assert "<script>alert" not in page
+        assert "<svg onload" not in page
+        assert ("so it is not shown" in page) == (shows == "nothing"), number
+        assert ('<img src="data:image/gif;base64,' in page) == (shows == "image"), number
 
 
 async def test_a_huge_file_is_shown_in_part_and_a_bomb_is_not_unpacked(
@@ -232,7 +226,7 @@ async def test_a_huge_file_is_shown_in_part_and_a_bomb_is_not_unpacked(
 async def test_of_very_many_files_the_first_are_listed(
     state: Path, person: httpx2.AsyncClient, path: str
 ) -> None:
-    keep(state, [(f"file-{number}", b"") for number in range(1_200)])
+    keep(state, [(f"file-{number}", b"") for number in range(workspaces.MAX_LISTED + 1)])
     page = (await person.get(f"{path}/files")).text
     assert page.count("Download") == workspaces.MAX_LISTED
     assert "there are more" in page

@@ -16,12 +16,11 @@ import pytest
 from decathlon_mcp.plugins.page.live import LiveFeed
 from decathlon_mcp.plugins.page.rendering import marked
 from tests.page.samples import NOW, Call, Folder, Note
-from tests.page.sites import browser, page_over, sign_in
+from tests.page.sites import signed_in
 from tests.page.watching import ChangingServer, live_episode
 
 pytestmark = pytest.mark.anyio
 
-KEY = "0f" * 32
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 HTML_IMAGE = b"<!doctype html><script>alert(1)</script>"
 HOSTILE = {
@@ -58,8 +57,6 @@ class Shape(HTMLParser):
 
 def fill(state: Path, text: str, image: bytes = PNG) -> list[str]:
     """An episode that has this text wherever one can put it; the paths of its pages."""
-    (state / "page-key").write_text(KEY)
-    (state / "page-key").chmod(0o600)
     # As a server accepts them.
     label = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "", text)[:200]
     result: dict[str, Any] = {
@@ -130,8 +127,7 @@ def benign(text: str) -> str:
 
 
 async def pages(state: Path, paths: list[str], server: ChangingServer) -> list[str]:
-    async with browser(page_over(state, live=LiveFeed(server))) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state, live=LiveFeed(server)) as client:
         return [await page(client, path) for path in paths]
 
 
@@ -158,36 +154,32 @@ async def test_the_document_stays_the_same(tmp_path: Path, name: str) -> None:
         assert [x for x in zip_longest(hostile, harmless) if x[0] != x[1]][:3] == []
 
 
-@pytest.mark.parametrize(
-    ("media_type", "data", "shown"),
-    [
-        ("image/png", PNG, True),
-        ("image/gif", b"GIF89a" + bytes(9), True),
-        ("image/jpeg", b"\xff\xd8\xff" + bytes(9), True),
-        ("image/webp", b"RIFF\0\0\0\0WEBPVP8 ", True),
-        ("image/webp", b"RIFF\0\0\0\0WAVEfmt ", False),
-        ("image/png", HTML_IMAGE, False),
-        ("image/svg+xml", b"<svg onload=alert(1)>", False),
-        ("text/html", PNG, False),
-        ("image/png;x", PNG, False),
-    ],
-)
-async def test_only_images_are_shown_as_images(
-    tmp_path: Path, media_type: str, data: bytes, shown: bool
-) -> None:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
-    content = {"type": "image", "mimeType": media_type, "data": base64.b64encode(data).decode()}
+IMAGES = [
+    ("image/png", PNG, True),
+    ("image/gif", b"GIF89a" + bytes(9), True),
+    ("image/jpeg", b"\xff\xd8\xff" + bytes(9), True),
+    ("image/webp", b"RIFF\0\0\0\0WEBPVP8 ", True),
+    ("image/webp", b"RIFF\0\0\0\0WAVEfmt ", False),
+    ("image/png", HTML_IMAGE, False),
+    ("image/svg+xml", b"<svg onload=alert(1)>", False),
+    ("text/html", PNG, False),
+    ("image/png;x", PNG, False),
+]
+
+
+async def test_only_images_are_shown_as_images(tmp_path: Path) -> None:
+    names: list[str] = []
     with Folder(tmp_path) as folder:
-        name = folder.add("1" * 48, entries=[Call(reply={"content": [content]})])
-    (html,) = await pages(tmp_path, [f"/e/{name}"], ChangingServer())
-    assert (f'<img src="data:{media_type};base64,' in html) is shown
-    Shape(html)
+        for number, (media_type, data, _) in enumerate(IMAGES):
+            content = {"type": "image", "mimeType": media_type, "data": base64.b64encode(data).decode()}
+            names.append(folder.add(f"{number}" * 48, entries=[Call(reply={"content": [content]})]))
+    shown = await pages(tmp_path, [f"/e/{name}" for name in names], ChangingServer())
+    for html, (media_type, data, is_image) in zip(shown, IMAGES, strict=True):
+        assert (f'<img src="data:{media_type};base64,' in html) is is_image, (media_type, data)
+        Shape(html)
 
 
 async def test_a_huge_reply_is_sent_as_text_and_not_parsed(tmp_path: Path) -> None:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
     huge = {"content": [{"type": "text", "text": "<b>x</b>" * 1_000_000}]}
     nested: Any = []
     for _ in range(500):

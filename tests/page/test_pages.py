@@ -24,11 +24,9 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import public_id
 from tests.page.outlines import outline
 from tests.page.samples import NOW, Call, Folder, Note
-from tests.page.sites import browser, page_over, sign_in
+from tests.page.sites import KEY, browser, page_over, sign_in, signed_in
 
 pytestmark = pytest.mark.anyio
-
-KEY = "0f" * 32
 
 
 class Idle:
@@ -38,13 +36,6 @@ class Idle:
 
     def snapshot(self) -> Snapshot:
         return Snapshot(episodes=(), state="ready", queued=0, sandboxes=0, places=64)
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
-    return tmp_path
 
 
 async def text_of(client: httpx2.AsyncClient, path: str, status: int = 200) -> str:
@@ -64,8 +55,7 @@ async def test_an_empty_folder_says_how_to_start_an_episode(state: Path) -> None
         (LiveFeed(Idle()), "http://localhost:8765/tasks/random/mcp"),
         (None, "decathlon-mcp serve"),
     ):
-        async with browser(page_over(state, live=live)) as client:
-            await sign_in(client, KEY)
+        async with signed_in(state, live=live) as client:
             for path in ("/", "/runs", "/episodes"):
                 assert command in await text_of(client, path)
 
@@ -87,8 +77,7 @@ async def test_commands_are_shown_as_any_shell_finds_them(
 async def test_episodes_without_a_run_are_on_the_front(state: Path) -> None:
     with Folder(state) as folder:
         played = folder.add("1" * 48)
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         front = await text_of(client, "/")
         assert f'href="/e/{played}"' in front
         for page in (front, await text_of(client, "/runs")):
@@ -106,8 +95,7 @@ async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None
         folder.add("4" * 48, task="looked-at", reward=None, verdict=None, ending="closed by its client")
     with closing(sqlite3.connect(state / "store.db")) as connection, connection:
         connection.execute("UPDATE episodes SET verdict = NULL WHERE task = 'looked-at'")
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         response = await client.get("/")
         assert response.headers["vary"] == "Accept"
         front = response.text
@@ -134,8 +122,7 @@ async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: P
             for step in (1, 2)
             for attempt in (1, 2)
         ]
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         run = await text_of(client, "/runs/a%2Fb%20run")
         await text_of(client, "/runs/unknown", 404)
     grid = run[run.index('id="tasks"') : run.index('id="episodes"')]
@@ -159,8 +146,7 @@ async def test_every_table_is_sorted_by_a_link_in_its_heading(state: Path) -> No
                 started_at=NOW + number,
             )
             folder.add(f"{number + 3}" * 48, task=task, reward=reward, labels={"run": "all"})
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
 
         async def click(page: str, section: str, heading: str) -> str:
             (link,) = re.findall(rf'<th[^>]*><a href="([^"]*)">{re.escape(heading)}</a>', part(page, section))
@@ -191,8 +177,7 @@ async def test_every_table_is_sorted_by_a_link_in_its_heading(state: Path) -> No
 
 
 async def test_without_two_runs_the_page_to_compare_says_what_can_be_compared(state: Path) -> None:
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         assert "There are none yet" in words(await text_of(client, "/compare"))
         with Folder(state) as folder:
             folder.add("1" * 48, labels={"run": "a"})
@@ -215,8 +200,7 @@ async def test_runs_and_episodes_are_compared(state: Path) -> None:
         b = folder.add(
             "2" * 48, labels={"run": "beta"}, entries=[same, same, Call(arguments={"path": "right"})]
         )
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         runs = await text_of(client, "/compare?run=alpha&run=beta")
         assert f"/compare/episodes?a={a}&amp;b={b}" in runs
         assert "+100" in runs
@@ -238,8 +222,7 @@ async def test_one_more_call_does_not_make_those_after_it_differ(state: Path) ->
     with Folder(state) as folder:
         a = folder.add("1" * 48, entries=calls, answer="the first answer")
         b = folder.add("2" * 48, entries=extra, answer="the second answer")
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         pair = words(await text_of(client, f"/compare/episodes?a={a}&b={b}"))
     assert "11 calls are equal, 2 differ" in pair
     assert pair.count("only in B") == 1
@@ -253,8 +236,7 @@ async def test_what_the_agent_answered_and_why_it_failed_stand_together_above_th
     with Folder(state) as folder:
         name = folder.add("1" * 48, reward=0.0, verdict=verdict, answer="The total is 3 <b>euros</b>.")
         long = folder.add("2" * 48, reward=0.0, answer="word " * 50_000)
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{name}")
         shown = words(page)
         told = ("The total is 3 ", "FAIL: total is 3", "RuntimeError: no total", "Prompt", "files__read_file")
@@ -275,8 +257,7 @@ async def test_an_episode_shows_its_verdict_prompt_notes_and_calls(state: Path) 
         name = folder.add(
             "1" * 48, reward=0.875, success=False, entries=entries, verdict=verdict, labels={"model": "m 1"}
         )
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{name}")
         shown = words(page)
         for text in ("0.750", "0.125", "0.875", "FAIL: exact", "model=m 1", "namespaces", "Tune the reactor"):
@@ -309,8 +290,7 @@ async def test_a_branch_marks_the_calls_that_were_replayed_and_names_their_episo
             branch={"episode": source, "at": 2},
             verdict={"branch": {"episode": source, "at": 2, "differences": 0, "exact": True}},
         )
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{name}")
         shown = words(page)
         assert f"Calls 1 to 2 were replayed from episode {source} before this one was ready" in shown
@@ -346,8 +326,7 @@ async def test_a_branch_from_the_start_is_no_replay_and_neither_is_a_branch_of_a
         ]
         copy = {"episode": source, "at": 0, "differences": 0, "exact": True}
         folder.add("4" * 48, branch=copy, verdict={"branch": copy})
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         shown = words(await text_of(client, "/episodes?show=branches"))
         assert (shown.count("↻ branch"), shown.count("↻ replay")) == (3, 1)
         assert "↻ replay The calls are replayed" in words(await text_of(client, f"/e/{replay}"))
@@ -395,8 +374,7 @@ async def test_an_episode_shows_the_tree_that_it_is_in(state: Path) -> None:
         "after call 12",
         "  ● ready D replayed 2 differ",
     ]
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         for present, name in names.items():
             page = await text_of(client, f"/e/{present}")
             marked = [line.replace(f" {name}", f" {name} this episode") for line in expected]
@@ -406,39 +384,6 @@ async def test_an_episode_shows_the_tree_that_it_is_in(state: Path) -> None:
             assert "8 episodes, best reward 1.00" in words(page)
             assert "✓ 3 succeeded ✗ 3 failed ∅ 1 lost ● 1 live" in words(page)
         assert outline(await text_of(client, f"/e/{alone}"), {}) == []
-
-
-async def test_a_large_tree_has_the_episode_its_own_branches_and_the_best(state: Path) -> None:
-    with Folder(state) as folder:
-        root = folder.add("f" * 48)
-
-        def add(number: int, of: str, at: int) -> str:
-            origin = {"episode": of, "at": at}
-            return folder.add(f"{number:048x}", branch=origin, reward=number % 1_000 / 1_000, entries=[])
-
-        many = [add(number, root, 1 + number % 2) for number in range(300)]
-        below = [add(1_000 + number, many[0], 5) for number in range(70)]
-        for number in range(320):
-            add(2_000 + number, many[299 - number // 8], 5)
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
-        page = await text_of(client, f"/e/{many[0]}")
-        lines = outline(page, {root: "A", many[0]: "B"})
-        assert [line for line in lines if "this episode" in line] == ["  ✗ 0.00 B this episode replayed"]
-        drawn = set(re.findall(r"[0-9a-f]{16}", "\n".join(lines)))
-        assert "256 episodes are drawn" in words(page)
-        assert len(drawn) == 256 - len("AB")
-        assert drawn & set(many) == set(many[236:])
-        assert drawn & set(below) == set(below[6:])
-        assert [line for line in lines if line.startswith("and")] == ["and 235 more"]
-        assert lines.count("  and 6 more") == 1
-        # There was room for the 8 branches of the best 15 of forty, and for 6 of the next.
-        assert lines.count("  and 2 more") == 1
-        assert lines.count("  and 8 more") == 40 - 16
-        assert f'href="/episodes?branch_of={root}"' in page
-        listed = await text_of(client, f"/episodes?branch_of={root}")
-        assert listed.count('<th scope="row">') == 100
-        assert set(re.findall(r"/e/([0-9a-f]{16})", listed)) < set(many)
 
 
 async def test_what_is_near_an_episode_comes_before_the_rest_of_its_tree(
@@ -451,8 +396,7 @@ async def test_what_is_near_an_episode_comes_before_the_rest_of_its_tree(
         b, *_ = [branch(folder, f"2{number}", a, 1, started_at=NOW + number) for number in range(3)]
         c, d, *_ = [branch(folder, f"3{number}", b, 1, started_at=NOW + number) for number in range(3)]
         e, f, *_ = [branch(folder, f"4{number}", c, 1, started_at=NOW + number) for number in range(3)]
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{c}")
     shown = [line.split() for line in outline(page, {a: "A", b: "B", c: "C", d: "D", e: "E", f: "F"})]
     assert [words[2] for words in shown if words[0] == "✓"] == ["A", "B", "C", "E", "F", "D"]
@@ -465,8 +409,7 @@ async def test_a_deep_tree_has_the_nearest_origins(state: Path) -> None:
         for number in range(60):
             origin = {"episode": chain[-1], "at": number}
             chain.append(folder.add(f"{number:048x}", branch=origin, entries=[]))
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         for present, first, last in ((0, 0, 32), (40, 24, 56), (60, 44, 60)):
             page = await text_of(client, f"/e/{chain[present]}")
             lines = outline(page, {})
@@ -490,8 +433,7 @@ async def test_a_tree_outlives_the_files_and_the_rows_of_its_episodes(state: Pat
         "    ✓ 1.00 D this episode replayed",
         "  ✓ 1.00 C copy",
     ]
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         shutil.rmtree(state / "episodes" / ("1" * 48))
         assert outline(await text_of(client, f"/e/{d}"), names) == ["✓ 1.00 A", *tree]
         with Store.open(state, "server") as store:
@@ -518,8 +460,7 @@ async def test_several_runs_are_compared_side_by_side(state: Path) -> None:
         }
         for number in range(7):
             folder.add(f"{number}f" * 24, labels={"run": f"more-{number}"})
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         runs = await text_of(client, "/runs")
         assert '<input type="checkbox" name="run" value="g&amp;mma"' in runs
         page = await text_of(client, "/compare?run=alpha&run=beta&run=g%26mma&run=&run=beta")
@@ -543,8 +484,7 @@ async def test_several_runs_are_compared_side_by_side(state: Path) -> None:
 async def test_a_call_of_a_long_episode_has_an_address(state: Path) -> None:
     with Folder(state) as folder:
         name = folder.add("1" * 48, entries=[Call(reply=f"reply {number}") for number in range(1, 1001)])
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{name}?call=732")
         assert re.findall(r'<article[^>]* id="c(\d+)"', page) == [str(number) for number in range(701, 801)]
         assert len(re.findall(r'class="box closed"', page)) == 9
@@ -559,8 +499,7 @@ async def test_search_and_the_next_error_lead_to_a_call(state: Path) -> None:
     entries = [Call(reply=f"reply {number}", failed=number in (40, 170)) for number in range(1, 301)]
     with Folder(state) as folder:
         name = folder.add("1" * 48, entries=entries)
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
 
         async def found(query: str) -> str:
             response = await client.get(f"/e/{name}/find?{query}")
@@ -593,8 +532,7 @@ async def test_a_run_is_searched_through_all_its_episodes(
             for number in range(45)
         ]
         folder.add("f" * 48, labels={"run": "other"}, entries=[Call(reply="needle")])
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         assert 'placeholder="Search the calls of all episodes"' in await text_of(client, "/runs/a%2Fb")
         page = await text_of(client, "/runs?name=a/b&q=needle41")
         assert re.findall(r'href="(/e/[^"]*)">2 files__read_file', page) == [
@@ -621,8 +559,7 @@ async def test_a_long_reply_is_folded_and_can_be_had_whole(state: Path) -> None:
     long, huge = "x" * 1999 + "END" + "y" * 3000, "z" * 200_000
     with Folder(state) as folder:
         name = folder.add("1" * 48, entries=[Call(reply=long), Call(reply=huge)])
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{name}")
         assert "END" not in page
         assert len(page) < 40_000
@@ -640,8 +577,7 @@ async def test_a_long_note_is_folded_and_can_be_opened(state: Path) -> None:
     text = "<b>I think</b>\n" * 1_000
     with Folder(state) as folder:
         name = folder.add("1" * 48, entries=[Note("short"), Call(), Note(text)])
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         html = await text_of(client, f"/e/{name}")
         assert html.count("I think") < 200
         assert f'href="/e/{name}/note/2">12.7 KiB more</a>' in html
@@ -659,8 +595,7 @@ async def test_tokens_and_cost_are_summed_over_the_notes(
     usages = [{"input_tokens": 1_200, "cost_usd": 0.25}, {}, {"input_tokens": 34, "cost_usd": 0.5, "x": True}]
     with Folder(state) as folder:
         name = folder.add("1" * 48, entries=[Call(), *(Note("text", usage=usage) for usage in usages)])
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = words(await text_of(client, f"/e/{name}"))
         assert "input tokens 1 234 " in page
         assert "cost usd 0.75 " in page
@@ -673,8 +608,7 @@ async def test_a_preprocess_that_failed_is_shown_with_its_last_words(state: Path
     failure = "preprocess failed (exit code 1): Traceback <module>"
     with Folder(state) as folder:
         name = folder.add("1" * 48, verdict={"preprocess_failure": failure})
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{name}")
         assert (
             "preprocess failed (exit code 1): Traceback &lt;module&gt;"
@@ -687,8 +621,7 @@ async def test_a_live_episode_and_one_without_files_are_shown(state: Path) -> No
         live = folder.add("1" * 48, live=True)
         gone = folder.add("2" * 48)
     (state / "episodes" / ("2" * 48) / "trajectory.jsonl").unlink()
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         assert "playing" in words(await text_of(client, f"/e/{live}"))
         assert "1.00" in words(await text_of(client, f"/e/{gone}"))
         await text_of(client, f"/e/{public_id('unknown')}", 404)
@@ -707,8 +640,7 @@ async def test_episodes_are_filtered_and_paged(state: Path) -> None:
                 entries=[],
             )
         folder.add("f" * 48, task="other", entries=[])
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, "/episodes?task=t&label=model%3Dm")
         assert page.count('<th scope="row">') == 100
         more = re.search(r'href="(/episodes\?[^"]*cursor=[^"]*)"', page)
@@ -720,17 +652,6 @@ async def test_episodes_are_filtered_and_paged(state: Path) -> None:
         await text_of(client, "/episodes?cursor=nonsense", 400)
 
 
-async def test_the_page_of_an_episode_says_why_it_was_lost_only_if_it_was(state: Path) -> None:
-    with Folder(state) as folder:
-        lost = folder.add("1" * 48, reward=None, ending="its sandbox was lost")
-        others = [folder.add("2" * 48, reward=0.0), folder.add("3" * 48, live=True)]
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
-        assert "no reward its sandbox was lost" in words(await text_of(client, f"/e/{lost}"))
-        for name in others:
-            assert "no reward " not in words(await text_of(client, f"/e/{name}"))
-
-
 async def test_the_curves_of_runs_with_steps_are_over_each_other_on_the_page_to_compare(state: Path) -> None:
     with Folder(state) as folder:
         for letter, run in enumerate(("alpha", "beta")):
@@ -738,8 +659,7 @@ async def test_the_curves_of_runs_with_steps_are_over_each_other_on_the_page_to_
                 labels = {"run": run, "step": f"{step}"}
                 folder.add(f"{letter}{step}" * 24, labels=labels, reward=step / 2)
         folder.add("9f" * 24, labels={"run": "without"})
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, "/compare?run=alpha&run=beta")
         assert page.count('<polyline class="run-line run-') == 2
         assert "step 2: B: reward 1" in page
@@ -752,8 +672,7 @@ async def test_the_rewards_along_an_attempt_are_a_line_over_its_calls(state: Pat
         for at, reward in enumerate((0.0, 0.25, 1.0)):
             origin = {"episode": whole, "at": at, "differences": 0}
             folder.add(f"{at}b" * 24, labels={"run": "alpha", "along": f"{at}"}, reward=reward, branch=origin)
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         page = await text_of(client, f"/e/{whole}")
         assert "after call 1: reward 0.25" in page
         assert "Reward, had it ended after the call" in page

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from tests.page.samples import NOW, Call, Folder, Note
+from tests.page.sites import KEY
 
-KEY = "0f" * 32
 TASKS = ("audit-expenses", "explain-outage", "recount-ballots", "tune-reactor")
 LONG_CALLS = 3_000
 

@@ -400,7 +400,7 @@ async def test_a_pool_that_cannot_open_anything_does_not_disturb_episodes(
 async def test_cancelled_openings_leave_nothing(tmp_path: Path, *, warm: bool) -> None:
     """At each step of an opening in turn, from the pool or not."""
     async with pooled(tmp_path, 1 if warm else 0) as pool:
-        for steps in range(25):
+        for steps in range(0, 25, 2):
             if warm and pool.pool.idle == 0:
                 async with pool.opened():
                     pass

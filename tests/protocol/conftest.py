@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 import httpx2
 import pytest
 
-from tests.probe.clients import ERAS
 from tests.probe.serving import Served, serving
 
 
@@ -15,11 +14,6 @@ from tests.probe.serving import Served, serving
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
         yield served
-
-
-@pytest.fixture(params=ERAS)
-def era(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture

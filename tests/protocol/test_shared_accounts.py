@@ -29,14 +29,14 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 
 async def test_a_waiting_client_gets_progress_and_continues_when_the_account_is_free(
-    served: Served, era: str
+    served: Served,
 ) -> None:
     first = await start(served, "find-answer")
     second = await start(served, "say-answer", wait=False)
     assert (second["phase"], second["waits_for"]) == ("queued", WAITS)
     messages: list[str | None] = []
 
-    async with connected(served.lobby, era) as lobby, anyio.create_task_group() as tasks:
+    async with connected(served.lobby) as lobby, anyio.create_task_group() as tasks:
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             messages.append(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeRun, ToolError
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import TASK
-from tests.http.restarting import RawSession, answer_of
+from tests.http.restarting import RawSession, answer_of, ready_session
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.clients import connected
 from tests.probe.serving import Served
@@ -124,20 +123,9 @@ def called(name: str, request_id: Any = 7, *, meta: dict[str, Any] | None = None
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
 
 
-@asynccontextmanager
-async def session_of(http: httpx2.AsyncClient, served: Served) -> AsyncGenerator[RawSession]:
-    """A session at a task's address whose episode is ready."""
-    session = await RawSession.open(http, served.task(TASK))
-    await session.ask("tools/list", request_id=1)
-    await served.episodes.live[-1].ready()
-    yield session
-
-
-async def test_a_whole_episode_at_the_lobby_is_one_trace(
-    served: Served, recorded: Recorded, era: str
-) -> None:
+async def test_a_whole_episode_at_the_lobby_is_one_trace(served: Served, recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("client") as client:
-        async with connected(served.lobby, era) as lobby:
+        async with connected(served.lobby) as lobby:
             started = (await lobby.call_tool("start_episode", {"task": TASK})).structured_content
             assert started is not None
             handle = {"episode": started["episode"]}
@@ -187,10 +175,10 @@ async def test_a_whole_episode_at_the_lobby_is_one_trace(
 async def test_a_call_in_a_session_has_these_attributes(
     served: Served, recorded: Recorded, http: httpx2.AsyncClient
 ) -> None:
-    async with session_of(http, served) as session:
-        await session.call("probe__echo", text=SECRET)
-        await session.call("claim_done", request_id="b")
-        await session.ask("tools/call", {"name": "evaluate"}, request_id="c")
+    session = await ready_session(http, served)
+    await session.call("probe__echo", text=SECRET)
+    await session.call("claim_done", request_id="b")
+    await session.ask("tools/call", {"name": "evaluate"}, request_id="c")
     assert recorded.calls == [f"tools/call {name}" for name in ("probe__echo", "claim_done", "evaluate")]
     assert attributes_of(recorded.the("tools/call probe__echo")) == {
         "mcp.method.name": "tools/call",
@@ -227,19 +215,19 @@ async def test_over_streams_every_call_has_one_span_too(tmp_path: Path, recorded
 async def test_the_parent_is_in_meta_and_a_header_is_a_link(
     served: Served, recorded: Recorded, http: httpx2.AsyncClient
 ) -> None:
-    async with session_of(http, served) as session:
-        for number, (meta, header) in enumerate(
-            ((PARENT, None), (PARENT, OTHER), (None, OTHER), ("00-0", None), (5, "x"), (None, "x" * 5000))
-        ):
-            headers = session.headers if header is None else {**session.headers, "traceparent": header}
-            message = called(
-                "probe__echo",
-                10 + number,
-                meta={} if meta is None else {"traceparent": meta},
-                text=str(number),
-            )
-            answer = answer_of(await http.post(session.url, json=message, headers=headers))
-            assert "result" in answer, answer
+    session = await ready_session(http, served)
+    for number, (meta, header) in enumerate(
+        ((PARENT, None), (PARENT, OTHER), (None, OTHER), ("00-0", None), (5, "x"), (None, "x" * 5000))
+    ):
+        headers = session.headers if header is None else {**session.headers, "traceparent": header}
+        message = called(
+            "probe__echo",
+            10 + number,
+            meta={} if meta is None else {"traceparent": meta},
+            text=str(number),
+        )
+        answer = answer_of(await http.post(session.url, json=message, headers=headers))
+        assert "result" in answer, answer
     spans = recorded.named("tools/call probe__echo")
     parents = [None if span.parent is None else f"{span.parent.span_id:016x}" for span in spans]
     in_meta, in_header = PARENT.split("-")[2], OTHER.split("-")[2]
@@ -251,9 +239,9 @@ async def test_the_parent_is_in_meta_and_a_header_is_a_link(
 async def test_the_tasks_server_gets_the_span_of_the_call_as_parent(
     served: Served, recorded: Recorded, http: httpx2.AsyncClient
 ) -> None:
-    async with session_of(http, served) as session:
-        message = called("probe__echo", meta={"traceparent": PARENT, "a/b": 1})
-        answer = answer_of(await http.post(session.url, json=message, headers=session.headers))
+    session = await ready_session(http, served)
+    message = called("probe__echo", meta={"traceparent": PARENT, "a/b": 1})
+    answer = answer_of(await http.post(session.url, json=message, headers=session.headers))
     meta = json.loads(answer["result"]["content"][0]["text"])["_meta"]
     context = context_of(recorded.the("tools/call probe__echo"))
     assert meta["traceparent"] == f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
@@ -264,10 +252,10 @@ async def test_the_tasks_server_gets_the_span_of_the_call_as_parent(
 async def test_errors_are_named_without_their_messages(
     served: Served, recorded: Recorded, http: httpx2.AsyncClient
 ) -> None:
-    async with session_of(http, served) as session:
-        for number, tool in enumerate(("probe__fail", "probe__refuse", "probe__none")):
-            await session.post("tools/call", {"name": tool, "arguments": {}}, request_id=20 + number)
-        await session.post("tools/call", {"name": "claim_done", "arguments": {SECRET: 1}}, request_id=30)
+    session = await ready_session(http, served)
+    for number, tool in enumerate(("probe__fail", "probe__refuse", "probe__none")):
+        await session.post("tools/call", {"name": tool, "arguments": {}}, request_id=20 + number)
+    await session.post("tools/call", {"name": "claim_done", "arguments": {SECRET: 1}}, request_id=30)
     failed = {
         span.name: attributes_of(span)["error.type"]
         for span in recorded.all
@@ -287,19 +275,14 @@ async def test_errors_are_named_without_their_messages(
 async def test_a_call_that_its_client_cancels_is_an_error(
     served: Served, recorded: Recorded, http: httpx2.AsyncClient
 ) -> None:
-    async with session_of(http, served) as session:
-        episode = served.episodes.live[-1]
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.post, "tools/call", {"name": "probe__hang"})
-            await until(lambda: episode.calls.sent == 1)
-            message = {
-                "jsonrpc": "2.0",
-                "method": "notifications/cancelled",
-                "params": {"requestId": 7, "reason": SECRET},
-            }
-            await http.post(session.url, json=message, headers=session.headers)
-            await until(lambda: len(recorded.named("tools/call probe__hang")) == 1)
-            tasks.cancel_scope.cancel()
+    session = await ready_session(http, served)
+    episode = served.episodes.live[-1]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(session.post, "tools/call", {"name": "probe__hang"})
+        await until(lambda: episode.calls.sent == 1)
+        await session.cancel(7, reason=SECRET)
+        await until(lambda: len(recorded.named("tools/call probe__hang")) == 1)
+        tasks.cancel_scope.cancel()
     assert attributes_of(recorded.the("tools/call probe__hang"))["error.type"] == "cancelled"
     assert attributes_of(recorded.the("execute_tool hang"))["error.type"] == "driver_error"
 
@@ -320,14 +303,14 @@ async def test_requests_for_the_same_call_have_spans_but_the_call_only_one(
 
     slow_provider = FakeProvider(tools={"probe": {"slow": slow}})
     async with served_by_fake(tmp_path, slow_provider, spans=recorded.spans) as served:
-        async with session_of(http, served) as session:
-            (episode,) = served.episodes.live
-            async with anyio.create_task_group() as tasks:
-                for request_id in (21, 22):
-                    tasks.start_soon(ask, session, request_id)
-                await until(lambda: len(callers_of(episode)) == 2)
-                finish.set()
-            await ask(session, 23)
+        session = await ready_session(http, served)
+        (episode,) = served.episodes.live
+        async with anyio.create_task_group() as tasks:
+            for request_id in (21, 22):
+                tasks.start_soon(ask, session, request_id)
+            await until(lambda: len(callers_of(episode)) == 2)
+            finish.set()
+        await ask(session, 23)
     assert len(recorded.named("tools/call probe__slow")) == 3
     assert len(recorded.named("execute_tool slow")) == 1
 

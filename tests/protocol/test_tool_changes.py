@@ -21,7 +21,7 @@ async def names(client: Client) -> list[str]:
     return [tool.name for tool in (await client.list_tools(cache_mode="refresh")).tools]
 
 
-@pytest.mark.parametrize("address", ["task", "episode", "sessionless", "lobby"])
+@pytest.mark.parametrize("address", ["task", "sessionless", "lobby"])
 async def test_the_list_stays_and_each_change_is_a_note(served: Served, address: str) -> None:
     changes = list[str]()
 

@@ -87,19 +87,6 @@ async def test_nothing_is_kept_on_a_nearly_full_disk_and_the_verdict_stays(
     assert "the attempt could not be kept for a later grading" in caplog.text
 
 
-async def test_a_disk_that_was_full_at_the_set_up_keeps_nothing_later(tmp_path: Path) -> None:
-    async with running_registry(
-        tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0)), keep="workspace"
-    ) as registry:
-        episode = registry.start("made-answer", CLIENT)
-        disk = episode.files.disk
-        episode.files.disk = DiskSpace(tmp_path, 1 << 60)
-        await episode.ready()
-        episode.files.disk = disk
-        assert (await episode.evaluate()).reward == 1.0
-    assert kept_names(episode) == set()
-
-
 async def test_a_task_folder_over_the_workspace_limit_is_not_kept(tmp_path: Path) -> None:
     suite = suite_with(tmp_path)
     (suite / "tasks/probe/made-answer/groundtruth_workspace/big").write_bytes(os.urandom(3 << 20))

@@ -14,7 +14,7 @@ from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.page.changes import delete_run, pin_run
 from decathlon_mcp.plugins.retention.retention import delete_old_episodes
 from decathlon_mcp.storage.store import EpisodeRow, Store
-from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
+from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run, episode_row
 
 pytestmark = pytest.mark.anyio
 
@@ -33,18 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def insert(store: Store, handle: str, *, ended: bool = True) -> None:
-    row = EpisodeRow(
-        id=handle,
-        agent_id=f"{handle}-agent",
-        server="me",
-        suite="s",
-        task="t",
-        phase="ready",
-        started_at=1.0,
-        spec={},
-        progress={},
-    )
-    store.insert_episode(row)
+    store.insert_episode(episode_row(handle, server="me", phase="ready", spec={}))
     if ended:
         store.end_episode(handle, "closed")
 

@@ -22,6 +22,7 @@ from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
 from decathlon_mcp.storage import store as store_module
 from decathlon_mcp.storage.database import SCHEMA_VERSION
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
+from tests.history.stored_episodes import episode_row
 
 WRITER = """
 import sys
@@ -37,22 +38,8 @@ with Store.open(Path(sys.argv[1]), "dead") as store:
 """
 
 
-def episode(
-    name: str = "one", *, operation: str | None = None, phase: str = "queued", token: str | None = None
-) -> EpisodeRow:
-    return EpisodeRow(
-        id=name,
-        agent_id=f"{name}-agent",
-        server="me",
-        suite="starter",
-        task="task",
-        phase=phase,
-        started_at=1.0,
-        spec={"launch_time": "2026-01-01", "text": "\ud800"},
-        progress={},
-        operation=operation,
-        token=token,
-    )
+def episode(name: str = "one", **fields: Any) -> EpisodeRow:
+    return episode_row(name, server="me", spec={"launch_time": "2026-01-01", "text": "\ud800"}, **fields)
 
 
 def test_each_start_has_a_higher_generation(tmp_path: Path) -> None:

@@ -159,14 +159,6 @@ def test_calls_that_come_later_are_not_among_those_until_now(tmp_path: Path) -> 
             assert [(lines.seq, lines.reply) for lines in before] == [(1, b"")]
 
 
-def test_what_was_counted_stays_when_the_places_are_freed(tmp_path: Path) -> None:
-    with closing(new(tmp_path)) as trajectory:
-        fill(trajectory)
-        trajectory.forget()
-        assert (trajectory.index.sent, trajectory.index.last, numbers(trajectory)) == (3, 4, [])
-        assert trajectory.index.places(1) == (NOTHING, NOTHING)
-
-
 def test_lines_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
     with closing(new(tmp_path)) as trajectory:
         trajectory.add("call", seq=1, **CALL)
@@ -277,13 +269,3 @@ def test_notes_are_limited_and_take_no_room_from_the_calls(tmp_path: Path) -> No
     with closing(Trajectory(tmp_path / "two").create()) as trajectory:
         assert not trajectory.add("note", calls=0, text="x" * MAX_NOTE_LINE_BYTES)
         assert trajectory.add("note", calls=0, text="x" * (MAX_NOTE_LINE_BYTES - 100))
-
-
-def test_places_take_little_memory(tmp_path: Path) -> None:
-    with closing(new(tmp_path)) as trajectory:
-        for seq in range(1, 1001):
-            trajectory.add("call", seq=seq, server="s", tool="t")
-            trajectory.add("reply", seq=seq)
-        index = trajectory.index
-        tables = (index.calls, index.replies, index.times, index.seconds, index.flags, index.notes)
-        assert sum(map(sys.getsizeof, tables)) < 45 * 1000

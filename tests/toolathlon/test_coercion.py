@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.grading import attempt_of
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.json_limits import MAX_DEPTH
-from decathlon_mcp.plugins.toolathlon import coercion
-from decathlon_mcp.plugins.toolathlon.coercion import MAX_STEPS, QUICK_STEPS, coerced_arguments
+from decathlon_mcp.plugins.toolathlon.coercion import MAX_STEPS, coerced_arguments
 from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
 from tests.episodes.environment import running_registry, suite_with
@@ -101,33 +99,7 @@ async def test_arguments_stay_as_they_are_if_the_schema_takes_too_long() -> None
     assert await coerced(many, {"items": {"type": "array", "anyOf": options}}) == many
 
 
-async def test_schema_that_takes_long_does_not_keep_the_server_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps = dict[int, int]()
-    has_type = coercion._has_type  # pyright: ignore[reportPrivateUsage]
-
-    def count(value: Any, name: str) -> bool:
-        thread = threading.get_ident()
-        steps[thread] = steps.get(thread, 0) + 1
-        return has_type(value, name)
-
-    monkeypatch.setattr(coercion, "_has_type", count)
-    names = [f"no-type-{number}" for number in range(1000)]
-    option: JsonObject = {"type": [*names, "object"]}
-    rows = [1] * 100
-    # A name that is no type costs nothing, however many there are.
-    assert await coerced([*rows, "[1]"], {"items": {"type": "array", "anyOf": [option]}}) == [*rows, [1]]
-    assert sum(steps.values()) < 1000
-    # Beyond what a millisecond or two suffice for, a thread goes on.
-    rows *= 5
-    assert await coerced([*rows, "[1]"], {"items": {"type": "array", "anyOf": [option] * 10}}) == [*rows, [1]]
-    assert steps[threading.get_ident()] < 2 * QUICK_STEPS
-    assert len(steps) == 2
-
-
-@pytest.mark.parametrize("coerces", [True, False])
-@pytest.mark.parametrize("size", [1, 20_000])
+@pytest.mark.parametrize(("coerces", "size"), [(True, 1), (True, 20_000), (False, 1)])
 async def test_a_server_gets_coerced_arguments_only_with_the_option(
     tmp_path: Path, coerces: bool, size: int
 ) -> None:

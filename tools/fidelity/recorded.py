@@ -15,10 +15,10 @@ from typing import Any
 from tests.arxiv.arxiv_server import Handler
 from tests.arxiv.container import NAMES
 from tests.probe.clients import Player
-from tests.web.play_toolathlon import PAPERS, PageHandler, SearchHandler
 from tests.web.sites import sites
 from tools.fidelity.calls import Solution, call, write_texts
 from tools.fidelity.files import FilesOf, same, with_mistake
+from tools.fidelity.recorded_web import PAPERS, PageHandler, SearchHandler
 
 _PAGE = "https://timetable.example.edu"
 _KEY = ('serper_api_key = "XX"', 'serper_api_key = "0123456789secret"')

@@ -1,6 +1,6 @@
 """Records and replays three of Toolathlon's web tasks against stand-ins for their sites; run by hand.
 
-    python -m tests.web.play_toolathlon CHECKOUT IMAGE [TASK...]
+    python -m tools.fidelity.recorded_web CHECKOUT IMAGE [TASK...]
 
 Needs a Docker engine with an image that has the tasks' servers, and mitmdump. The stand-ins serve arXiv with
 invented papers, a search engine, and a page; they are switched off before anything is replayed. Rollouts use

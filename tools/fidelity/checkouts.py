@@ -1,4 +1,7 @@
-"""Real checkouts; DECATHLON_TOOLATHLON and DECATHLON_TOOLATHLON_GYM are their paths."""
+"""Real checkouts are read whole: `python -m pytest tools/fidelity/checkouts.py`.
+
+DECATHLON_TOOLATHLON and DECATHLON_TOOLATHLON_GYM are their paths.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SEARCH_KEY = "token.serper_api_key"
 """Web search needs a key, but tasks do not work on its account."""
 
 VARIABLES = {"toolathlon": "DECATHLON_TOOLATHLON", "gym": "DECATHLON_TOOLATHLON_GYM"}
-"""The variable with the path of each profile's checkout; without any, this file is not collected."""
+"""The variable with the path of each profile's checkout."""
 
 AVAILABLE = [name for name, variable in VARIABLES.items() if os.environ.get(variable)]
 
