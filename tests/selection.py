@@ -214,7 +214,6 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/test_json_limits.py": ("test_check_of_four_mebibytes_is_far_faster_than_their_decoding",),
     "tests/telemetry/test_spans.py": ("test_a_server_without_spans_imports_no_sdk_of_opentelemetry",),
     "tests/test_app.py": (
-        "test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette[cli",
         "test_task_whose_agent_would_share_the_loopback_of_a_server_without_tokens_does_not_run[with tokens",
     ),
 }
