@@ -2,8 +2,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# A process gets tests that stand together, which share fixtures.
-PARALLEL = -n $(JOBS) --dist worksteal
+# More than the cores: tests wait for processes. tests/forks.py says why so many cost nothing.
+JOBS ?= 6
 UV ?= uv
 # mitmproxy pins versions that the server cannot have, so it has an environment of its own. The server finds it
 # next to the one that it runs in.
@@ -13,7 +13,7 @@ MITMPROXY := .venv-mitmproxy
 # and every process of pytest rewrite the assertions of all tests, which doubles the time that both need to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help bundle demo test check types test-all test-rest test-long docs format lock mitmproxy clean
+.PHONY: help bundle demo test check lint tests types test-all test-rest test-long docs format lock mitmproxy clean
 
 help:
 	@echo "make demo    start a server and play a task on it, showing each step (TASK=... or ALL=1)"
@@ -37,14 +37,18 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory check
 
-# Each process of pytest collects all tests first, which takes 4 s.
-check: JOBS ?= 3
-check: build/.compiled
+# Beside each other: the tests wait half of the time.
+check:
+	@$(MAKE) --no-print-directory -j 2 lint tests
+
+lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/changed-types --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST)
+
+tests:
+	$(BIN)/python -m pytest --forks $(JOBS) -m "$(FAST)" $(PYTEST)
 
 types: $(VENV)/.installed-dev
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
@@ -52,18 +56,11 @@ types: $(VENV)/.installed-dev
 # What `make test` runs needs neither an engine nor more than three minutes on two idle cores.
 FAST := not docker and not slow and not long
 
-# In a new checkout each of pytest's processes would compile everything, since all start at once.
-build/.compiled:
-	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true  # errors are shown by the tests' own run
-	@mkdir -p build && touch $@
-
 test-all: test
 	@$(MAKE) --no-print-directory test-rest
 
-# More than the cores: these tests wait for processes and containers.
-test-rest: JOBS ?= 4
-test-rest: $(VENV)/.installed-dev build/.compiled
-	$(BIN)/python -m pytest $(PARALLEL) -m "(docker or slow) and not long" $(PYTEST)
+test-rest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --forks $(JOBS) -m "(docker or slow) and not long" $(PYTEST)
 
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.long_parts

@@ -24,8 +24,9 @@ import pytest
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
 from tests.cpu_time import CpuTime
+from tests.forks import Forks
 from tests.sandboxes.own_engine import OwnEngine, engine_with
-from tests.selection import leave_to_test_all
+from tests.selection import LEFT_OUT, is_left_out, leave_to_test_all
 
 DEADLINE_SECONDS = 180
 """Deadline of an asynchronous test, sized for a slow machine."""
@@ -37,16 +38,27 @@ TEST_IMAGE = "decathlon-test:latest"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-time", type=int, default=0, metavar="N", help="name the N slowest test modules")
+    parser.addoption("--forks", type=int, default=0, metavar="N", help="run the tests in N processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTime())
+    if forks := config.getoption("--forks"):
+        config.pluginmanager.register(Forks(forks))
     # Each client would read the machine's certificates, which takes 20 ms.
     httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
     # As an interrupt: otherwise the process ends at once, and sandboxes and their helpers stay.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Thousands of tests are made now that stay: to look for garbage among them takes a third of the time.
     gc.disable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave modules out of which no test is to run: two of seven, with a third of all tests."""
+    is_fast = all(f"not {mark}" in config.option.markexpr for mark in LEFT_OUT)
+    if is_fast and collection_path.suffix == ".py" and is_left_out(collection_path, config.rootpath):
+        return True
+    return None  # other plugins decide
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
@@ -96,7 +108,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Record how the session ended, which `.ci/run` needs to know if all tests have run."""
     config = session.config
-    if hasattr(config, "cache") and not hasattr(config, "workerinput"):
+    if hasattr(config, "cache"):
         config.cache.set("decathlon/exitstatus", int(exitstatus))
 
 

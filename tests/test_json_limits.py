@@ -44,7 +44,7 @@ def depth_of(value: Any) -> int:
     return 0
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(VALUES, st.booleans())
 def test_limits_are_exact_whatever_strings_contain(value: object, ascii_only: bool) -> None:
     nodes, depth = nodes_of(value), depth_of(value)

@@ -166,24 +166,23 @@ def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
 
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
-    ("words", "calls", "program_status"),
+    ("options", "words", "calls", "program_status"),
     [
-        (("tools", "say", "wrong key", "fail"), 0, "3"),
-        (("say", "wrong key"), 0, "0"),
-        (("steal", "say", "wrong key", "fail"), 0, "3"),
-        (("call", "lab__describe_reactor", "fail"), 1, "3"),
-        (("call", "lab__describe_reactor", "post", "http://127.0.0.1:9/", "fail"), 1, "3"),
+        (NO_MODEL, ("tools", "steal", "say", "wrong key", "fail"), 0, "3"),
+        (("--model-url", "none"), ("call", "lab__describe_reactor"), 1, "0"),
+        (NO_MODEL, ("call", "lab__describe_reactor", "post", "http://127.0.0.1:9/", "fail"), 1, "3"),
     ],
-    ids=["tools listed", "no call", "descriptors taken", "a call", "a call, and the model is away"],
+    ids=["tools listed and descriptors taken", "a call without a model", "a call, and the model is away"],
 )
 def test_whatever_a_program_has_done_is_graded_with_its_exit_status(
     state: Path,
     capfd: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
     words: tuple[str, ...],
     calls: int,
     program_status: str,
 ) -> None:
-    assert play(*NO_MODEL, words=words) == 0
+    assert play(*options, words=words) == 0
     output, errors = capfd.readouterr()
     verdict = verdict_of(output)
     assert (verdict["reward"], verdict["labels"]["program_status"]) == (0.0, program_status)
@@ -193,12 +192,6 @@ def test_whatever_a_program_has_done_is_graded_with_its_exit_status(
         assert errors.partition(message)[2].splitlines()[0].endswith("wrong key")
     if "steal" in words:
         assert "taken []" in errors
-
-
-@pytest.mark.usefixtures("namespaces")
-def test_a_program_may_need_no_model(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert play("--model-url", "none", words=("call", "lab__describe_reactor")) == 0
-    assert verdict_of(capfd.readouterr().out)["reward"] == 0.0
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -323,9 +316,8 @@ def test_table_has_an_attempt_in_each_column_and_the_same_numbers_as_the_run(
 def test_run_that_was_killed_plays_only_what_is_missing(
     state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    tasks = ("tune-reactor", "audit-expenses")
     options = ("--attempts", "2", "--jobs", "1", "--trust-command")
-    line = _line(options, ("solve",), tasks)
+    line = _line(options, ("solve",))
     command = [sys.executable, "-m", "decathlon_mcp.cli", *line]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -340,24 +332,20 @@ def test_run_that_was_killed_plays_only_what_is_missing(
         process.kill()
         process.communicate(timeout=30)
     before = {folder.name for folder in state.glob("episodes/*") if (folder / "verdict.json").exists()}
-    assert 1 <= len(before) < 4
+    assert len(before) == 1
     assert run([*line[: line.index("--")], "--json", *line[line.index("--") :]]) == 0
     output, errors = capfd.readouterr()
     played = results(output)
-    assert [(one["task"], one["attempt"]) for one in played] == [
-        (task, attempt) for task in sorted(tasks) for attempt in (0, 1)
-    ]
-    resumed = [one for one in played if one["resumed"]]
-    assert len(resumed) == len(before)
-    assert f"4 attempts at 2 tasks, {len(before)} of them with a verdict already" in errors
+    assert [(one["attempt"], one["resumed"]) for one in played] == [(0, True), (1, False)]
+    assert "2 attempts at 1 task, 1 of them with a verdict already" in errors
     # All of a task got the same prompt.
     history = EpisodeHistory([state])
-    of_task = [history.episode(one["episode"]) for one in played if one["task"] == tasks[0]]
+    of_task = [history.episode(one["episode"]) for one in played]
     assert len({details.launch_time for details in of_task if details is not None}) == 1
     # Nothing is missing now; the same command shows the table.
     assert run(line) == 0
     output, errors = capfd.readouterr()
-    assert "pass@1 0.500 ± 0.500" in output
+    assert "pass@1 1.000" in output
     assert "--run NAME begins another run" in errors
 
 
@@ -370,7 +358,6 @@ def test_attempts_without_calls_are_played_again_only_when_asked_for(
     for more, rewards in (
         ((), [0.0, 1.0]),
         ((), [0.0, 1.0]),
-        (("--again-without-calls",), [1.0, 1.0]),
         (("--again-without-calls",), [1.0, 1.0]),
         ((), [1.0, 1.0]),
     ):

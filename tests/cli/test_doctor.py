@@ -93,11 +93,6 @@ def test_the_program_for_networks_of_sandboxes_is_a_finding(shell: Shell) -> Non
     assert "there is no slirp4netns on the PATH: install slirp4netns and iproute2" in result["detail"]
 
 
-def test_a_server_that_cannot_isolate_as_it_must_does_not_start(shell: Shell) -> None:
-    message = shell.error("serve", "--isolation", "namespaces", status=1, PATH=str(shell.folder))
-    assert message.startswith("--isolation namespaces: there is no bwrap on the PATH: install")
-
-
 def test_the_program_that_records_the_web_is_a_finding(shell: Shell) -> None:
     program = shell.folder / "mitmdump"
     arguments = ("--web", "replay", "--web-proxy", str(program))

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
-from decathlon_mcp.plugins.page.one_file import MAX_FILE_BYTES
+from decathlon_mcp.plugins.page import one_file as one_file_module
 from decathlon_mcp.starter import oracle_ids
 from decathlon_mcp.types import JsonObject, public_id
 from tests.grading.support import make_attempt
@@ -101,6 +100,8 @@ def test_jsonl_has_an_episode_a_line_with_whole_values_and_a_verdict_that_verifi
 
 
 def test_parquet_has_tables_of_episodes_calls_and_notes(state: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet  # starts a thread, which a process that forks must not have
+
     won, failed, lost, _ = fill(state)
     out = tmp_path / "tables"
     assert export(state, "--all", "--to", "parquet", "--output", out) == 0
@@ -258,13 +259,15 @@ def test_hostile_texts_do_not_change_the_elements_of_one_file(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_one_file_of_a_long_episode_stays_below_its_limit_and_says_what_is_left_out(
-    state: Path, tmp_path: Path
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(one_file_module, "MAX_FILE_BYTES", limit := 3_000_000)
+    monkeypatch.setattr(one_file_module, "WHOLE_BYTES", limit // 2)
     with Folder(state) as folder:
-        episode = folder.add(HANDLES[0], entries=[Call(reply="<" * 2_500) for _ in range(4_000)])
+        episode = folder.add(HANDLES[0], entries=[Call(reply="<" * 2_500) for _ in range(600)])
     page = one_file(state, tmp_path / "episode.html", episode)
-    assert MAX_FILE_BYTES / 2 < (tmp_path / "episode.html").stat().st_size <= MAX_FILE_BYTES
-    assert re.search(r"Left out, since the file would be too long: <[^>]+>Calls 3901 to 4000<", page)
+    assert limit / 2 < (tmp_path / "episode.html").stat().st_size <= limit
+    assert re.search(r"Left out, since the file would be too long: <[^>]+>Calls 501 to 600<", page)
     OneFile(page)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,11 +190,3 @@ def test_a_missing_argument_is_named(shell: Shell) -> None:
 def test_a_task_given_to_a_command_of_options_gets_the_command_that_takes_it(shell: Shell) -> None:
     assert "`decathlon-mcp play TASK`" in shell.error("tasks", "tune-reactor", status=2)
     assert "`decathlon-mcp demo --task TASK`" in shell.error("demo", "nope", status=2)
-
-
-def test_without_the_servers_dependencies_the_message_says_how_to_install_them() -> None:
-    code = "import sys; sys.modules['cyclopts'] = None; from decathlon_mcp.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.endswith("pip install '.[server,starter]'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import resource
 import signal
@@ -14,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -85,14 +84,6 @@ async def test_doctor_takes_a_running_server_at_the_address_for_ready(shell: She
     assert done.returncode == 0, done.stdout
     assert f"ok  server: a decathlon-mcp server listens at 127.0.0.1:{port} already (state: " in done.stdout
     assert done.stdout.endswith("\nReady: a server is running\n")
-
-
-async def test_the_json_log_holds_the_url(shell: Shell) -> None:
-    async with start_server(shell, "--log-format", "json") as server:
-        records: list[dict[str, Any]] = [json.loads(line) for line in server.log]
-        assert records[-1]["message"] == "listening"
-        assert records[-1]["url"].startswith("http://127.0.0.1:")
-        assert records[-1]["tasks"] == 11
 
 
 @pytest.mark.long

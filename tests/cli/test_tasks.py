@@ -51,12 +51,6 @@ def test_a_pipe_gets_one_line_per_task(shell: Shell) -> None:
     assert done.stdout == "find-answer\tprobe\ttrain\tprobe\truns here\n"
 
 
-def test_tasks_can_be_filtered_by_split(shell: Shell) -> None:
-    splits = [line.split("\t")[2] for line in shell.run("tasks", "--split", "train").stdout.splitlines()]
-    assert splits
-    assert set(splits) == {"train"}
-
-
 def test_filters_apply_to_samples(shell: Shell) -> None:
     arguments = (
         "--needs",

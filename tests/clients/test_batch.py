@@ -256,36 +256,6 @@ async def test_a_server_that_stays_away_ends_the_batch_and_no_more_tasks_are_dra
     assert next(drawn) == 2
 
 
-async def test_waiting_for_a_full_server_is_limited_by_patience_seconds(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served,
-        Decathlon(served.url) as d,
-        d.episode("find-answer"),
-        d.batch(["find-answer"], concurrency=1, progress=False, patience_seconds=0) as batch,
-    ):
-        (result,) = [result async for result in batch.run(solve)]
-    assert result.fault == "infrastructure"
-
-
-async def test_without_resending_only_the_opening_is_retried_and_never_a_call(served: Served) -> None:
-    calls = 0
-
-    async def player(e: Episode) -> None:
-        nonlocal calls
-        calls += 1
-
-        async def cut(progress: float, total: float | None, message: str | None) -> None:
-            await relay.cut()
-
-        await e.call("probe__count", {"to": 2, "pause": 100}, on_progress=cut)
-
-    async with relayed(served) as (relay, url), Decathlon(url, resend_seconds=0) as d:
-        async with d.batch(["find-answer"], concurrency=1, progress=False) as batch:
-            (result,) = [result async for result in batch.run(player)]
-    assert isinstance(result.failure, ConnectionLostError)
-    assert (calls, result.fault, result.reward) == (1, "infrastructure", None)
-
-
 async def test_a_player_past_its_time_limit_is_truncated_and_graded(served: Served) -> None:
     async def player(e: Episode) -> None:
         await e.call("probe__write", {"path": "answer.txt", "text": "42"})

@@ -10,12 +10,10 @@ import pytest
 from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError, sync
 from decathlon_client.results import Result, Summary
 
-import decathlon_mcp.starter
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.operate.signatures import verify_files
 from tests.probe.serving import SUITE
 
-BUNDLED = Path(decathlon_mcp.starter.__file__).parent
 pytestmark = pytest.mark.anyio
 
 
@@ -76,19 +74,18 @@ def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
 
 
+@pytest.mark.slow
 async def test_the_rewards_along_a_finished_attempt_say_what_each_call_was_worth(tmp_path: Path) -> None:
-    lines = (BUNDLED / "oracles" / "audit-expenses.jsonl").read_text("utf-8").splitlines()
-    oracle = [json.loads(line) for line in lines]
-    async with Decathlon.embedded("starter", "host", state=tmp_path, drain_seconds=5) as d:
-        async with d.episode("audit-expenses", labels={"run": "whole"}) as e:
-            for step in oracle[:-1]:
-                await e.call(step["tool"], step["arguments"])
+    async with Decathlon.embedded(SUITE, "host", state=tmp_path, drain_seconds=5) as d:
+        async with d.episode("dense", labels={"run": "whole"}) as e:
+            for name in ("a.txt", "b.txt"):
+                await e.call("probe__write", {"path": name, "text": "x"})
             verdict = await e.evaluate()
-        along = await d.rewards_along(e, concurrency=3)
+        along = await d.rewards_along(e, concurrency=2)
         with pytest.raises(ValueError, match="at least 1"):
             await d.rewards_along(e, concurrency=0)
-    # Five calls read; then the findings are written, and the sums.
-    assert [each and each.reward for each in along] == [0.0] * 6 + [0.625, verdict.reward]
+    assert [each and each.reward for each in along] == [0.25, 0.75, verdict.reward]
+    assert verdict.reward == 1.75
     assert {each.raw["branch"]["episode"] for each in along if each} == {e.public_id}
     report = EpisodeHistory([tmp_path]).run("whole")
     assert report is not None

@@ -31,22 +31,8 @@ async def raises(e: Episode) -> None:
     raise asyncio.CancelledError
 
 
-async def awaits_a_cancelled_task(e: Episode) -> None:
-    await (await cancelled_task())
-
-
-async def awaits_a_cancelled_future(e: Episode) -> None:
-    future = asyncio.get_running_loop().create_future()
-    future.cancel()
-    await future
-
-
 async def gathers_a_cancelled_task(e: Episode) -> None:
     await asyncio.gather(e.call("probe__echo", {"text": "x"}), await cancelled_task())
-
-
-async def shields_a_cancelled_task(e: Episode) -> None:
-    await asyncio.shield(await cancelled_task())
 
 
 async def cancels_itself_and_takes_it_back(e: Episode) -> None:
@@ -59,17 +45,7 @@ async def cancels_itself_and_takes_it_back(e: Episode) -> None:
         task.uncancel()
 
 
-PLAYERS = [
-    raises,
-    awaits_a_cancelled_task,
-    awaits_a_cancelled_future,
-    gathers_a_cancelled_task,
-    shields_a_cancelled_task,
-    cancels_itself_and_takes_it_back,
-]
-
-
-@pytest.mark.parametrize("cancelled", PLAYERS)
+@pytest.mark.parametrize("cancelled", [raises, gathers_a_cancelled_task, cancels_itself_and_takes_it_back])
 async def test_a_player_that_is_cancelled_by_its_own_doing_has_failed(
     served: Served, cancelled: Callable[[Episode], Awaitable[None]]
 ) -> None:
@@ -93,15 +69,6 @@ async def test_a_player_that_is_cancelled_by_its_own_doing_has_failed(
     assert all(isinstance(result.failure and result.failure.__cause__, RuntimeError) for result in failed)
     assert [result.reward for result in results if result.verdict] == [1.0] * 3
     assert (batch.tally.scored, batch.tally.broken) == (3, 3)
-
-
-async def test_groups_are_complete_although_players_are_cancelled(served: Served) -> None:
-    async with (
-        Decathlon(served.url) as d,
-        d.batch(["find-answer"] * 2, n=2, concurrency=2, progress=False) as b,
-    ):
-        groups = [group async for group in b.run_groups(raises)]
-    assert [[result.fault for result in group] for group in groups] == [["player"] * 2] * 2
 
 
 async def play_all(
@@ -166,24 +133,6 @@ async def test_a_cancelled_consumer_cancels_its_players(served: Served) -> None:
     await no_more_than(served, before)
 
 
-@pytest.mark.parametrize("limit", ["player_seconds", "group_seconds"])
-async def test_a_time_limit_still_truncates(served: Served, limit: str) -> None:
-    async def player(e: Episode) -> None:
-        await asyncio.sleep(100)
-
-    async with Decathlon(served.url) as d:
-        seconds = 8.0
-        batch = (
-            d.batch(["find-answer"], concurrency=1, progress=False, player_seconds=seconds)
-            if limit == "player_seconds"
-            else d.batch(["find-answer"], concurrency=1, progress=False, group_seconds=seconds)
-        )
-        async with batch as b:
-            (result,) = [result async for result in b.run(player)]
-    assert result.verdict is not None
-    assert result.verdict.raw["truncated"] is True
-
-
 async def no_more_than(served: Served, before: set[object]) -> None:
     """Wait until the server has no other live episodes."""
     with anyio.fail_after(LEFT_SECONDS):
@@ -211,16 +160,16 @@ async def open_with(d: Decathlon) -> None:
 async def test_openings_that_take_too_long_leave_no_episode(served: Served) -> None:
     before: set[object] = set(served.episodes.live)
     async with Decathlon(served.url) as d:
-        openings = [asyncio.wait_for(open_with(d), 0.02 * n) for n in range(20)]
+        openings = [asyncio.wait_for(open_with(d), 0.02 * n) for n in range(10)]
         ends = await asyncio.gather(*openings, return_exceptions=True)
-        assert [type(end) for end in ends] == [TimeoutError] * 20
+        assert [type(end) for end in ends] == [TimeoutError] * 10
         await no_more_than(served, before)
 
 
 async def test_openings_that_are_cancelled_twice_leave_no_episode(served: Served) -> None:
     before: set[object] = set(served.episodes.live)
     async with Decathlon(served.url) as d:
-        await asyncio.gather(*(cancel_twice(open_with(d), n) for n in range(20)))
+        await asyncio.gather(*(cancel_twice(open_with(d), n) for n in range(10)))
     await no_more_than(served, before)
 
 
@@ -230,7 +179,7 @@ async def test_clients_that_are_cancelled_twice_leave_no_episode(served: Served)
             await open_with(d)
 
     before: set[object] = set(served.episodes.live)
-    await asyncio.gather(*(cancel_twice(play(), n) for n in range(20)))
+    await asyncio.gather(*(cancel_twice(play(), n) for n in range(10)))
     await no_more_than(served, before)
 
 
@@ -243,5 +192,5 @@ async def test_managed_episodes_that_are_cancelled_twice_leave_none(served: Serv
             await managed.close()
 
     before: set[object] = set(served.episodes.live)
-    await asyncio.gather(*(cancel_twice(play(), n) for n in range(20)))
+    await asyncio.gather(*(cancel_twice(play(), n) for n in range(10)))
     await no_more_than(served, before)

@@ -95,14 +95,6 @@ async def test_episode_that_is_left_by_an_exception_is_closed_with_it(
     await said_everywhere(served, capfd, "left", episodes[0], f"the player failed: {MISSING_KEY}")
 
 
-async def test_without_an_exception_the_client_left_before_grading(
-    served: Served, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async with Decathlon(served.url) as d, d.episode("find-answer", labels={"run": "early"}) as e:
-        episode = e.public_id
-    await said_everywhere(served, capfd, "early", episode, "client left before grading")
-
-
 async def test_graded_attempt_whose_player_raises_later_keeps_its_verdict(served: Served) -> None:
     episodes: list[str] = []
 

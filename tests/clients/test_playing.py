@@ -43,11 +43,6 @@ async def test_the_right_answer_has_reward_one(d: Decathlon) -> None:
     assert verdict.raw["claimed"] is True
 
 
-async def test_a_second_evaluate_returns_the_first_verdict(d: Decathlon) -> None:
-    async with d.episode("find-answer") as e:
-        assert await e.evaluate() == await e.evaluate()
-
-
 async def test_metrics_come_from_the_evaluator_and_the_server(d: Decathlon) -> None:
     async with d.episode("dense") as e:
         verdict = await e.evaluate()
@@ -202,12 +197,6 @@ async def test_a_set_up_error_names_its_cause(d: Decathlon) -> None:
     with pytest.raises(SetUpError, match="preprocess"):
         async with d.episode("failing-preprocess"):
             pass
-
-
-async def test_the_final_answer_reaches_the_evaluator(d: Decathlon) -> None:
-    async with d.episode("say-answer") as e:
-        await e.claim_done("forty-two")
-        assert (await e.evaluate()).reward == 1.0
 
 
 async def test_the_caller_chooses_the_launch_time(d: Decathlon) -> None:

@@ -231,16 +231,13 @@ async def test_a_reward_hidden_from_the_model_reaches_the_client(tmp_path: Path)
         assert (await e.evaluate()).reward == 0.0
 
 
-@pytest.mark.parametrize(
-    ("names", "claim"), [("toolathlon", "local-claim_done"), ("verified", "local_claim_done")]
-)
-async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path, names: str, claim: str) -> None:
+async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="host", names=names) as served,
+        serving(tmp_path, provider="host", names="toolathlon") as served,
         Decathlon(served.url) as d,
         d.episode("say-answer") as e,
     ):
-        assert claim in [tool.name for tool in e.tools]
+        assert "local-claim_done" in [tool.name for tool in e.tools]
         await e.claim_done("forty-two")
         assert (await e.evaluate()).reward == 1.0
 
@@ -257,19 +254,6 @@ async def test_killing_the_server_during_a_call_fails_the_call(tmp_path: Path) -
             tasks.start_soon(kill)
             with pytest.raises(ConnectionLostError):
                 await endless_call.call(e)
-
-
-async def test_killing_the_server_while_grading_fails_evaluate(tmp_path: Path) -> None:
-    async with server_process(tmp_path) as (process, url), Decathlon(url, resend_seconds=0.5) as d:
-        async with d.episode("slow-verdict") as e, anyio.create_task_group() as tasks:
-
-            async def kill() -> None:
-                await anyio.wait_all_tasks_blocked()
-                process.send_signal(signal.SIGKILL)
-
-            tasks.start_soon(kill)
-            with pytest.raises(ConnectionLostError):
-                await e.evaluate()
 
 
 @pytest.fixture

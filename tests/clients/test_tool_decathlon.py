@@ -156,7 +156,7 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, None])
+@pytest.mark.parametrize("number", [signal.SIGKILL, None])
 async def test_the_server_of_a_process_ends_with_it(
     parent: subprocess.Popen[str], number: int | None, tmp_path: Path
 ) -> None:

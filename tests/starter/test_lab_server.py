@@ -24,7 +24,7 @@ async def test_a_run_reports_ten_steps_and_then_writes_its_course(lab: Server) -
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append((progress, total, message, (lab.workspace / "runs" / "first.csv").exists()))
 
-    reply = await lab.session.call_tool(
+    reply = await lab.client.call_tool(
         "run_simulation", {"name": "first", "temperature": 60, "catalyst": 4}, progress_callback=hear
     )
     assert not reply.is_error
@@ -45,7 +45,7 @@ async def test_a_cancelled_run_leaves_no_file_and_the_next_run_works(lab: Server
         under_way.set()
 
     async def run() -> None:
-        await lab.session.call_tool(
+        await lab.client.call_tool(
             "run_simulation", {"name": "off", "temperature": 60, "catalyst": 4}, progress_callback=hear
         )
 

@@ -62,7 +62,7 @@ def test_saying_that_it_cannot_be_done_is_not_enough(lay_out: LayOut) -> None:
 
 async def test_the_meter_is_listed_and_always_fails(right: Bench) -> None:
     async with serving("instruments", right.workspace) as instruments:
-        names = [tool.name for tool in (await instruments.session.list_tools()).tools]
+        names = [tool.name for tool in (await instruments.client.list_tools()).tools]
         assert names == ["weigh", "measure_moisture"]
         for sample in ("K1", "K2", "K3", "K4", "K1"):
             assert "E41" in await instruments.call_error("measure_moisture", sample=sample)
