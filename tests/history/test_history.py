@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from decathlon_mcp.catalogue.pass_rates import PassRate
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import check_labels
+from decathlon_mcp.plugins.curriculum import live_rates
 from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES
 from decathlon_mcp.plugins.history.episode_history import KEPT_TRAJECTORIES, EpisodeHistory
@@ -29,6 +31,7 @@ from decathlon_mcp.plugins.history.values import (
     Page,
     RunColumn,
 )
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import as_json_with_raw, public_id
 from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
@@ -651,3 +654,26 @@ def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.Monke
                 assert any("COVERING INDEX episodes_in_numbers" in step for step in plan), (statement, plan)
             if " ORDER BY started_at" in statement:
                 assert "USE TEMP B-TREE FOR ORDER BY" not in plan, (statement, plan)
+
+
+@pytest.mark.parametrize("conditions", [{}, {"run": "r"}, {"token": "ann"}, {"run": "r", "token": "ann"}])
+def test_pass_rates_of_now_need_no_look_at_other_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, str]
+) -> None:
+    """On the event loop: those of a token with few episodes took a minute behind 200,000 of another."""
+    add_episode(tmp_path, "own", token="ann", labels={"run": "r"})
+    with Store.open(tmp_path, "server") as store:
+        plans: list[str] = []
+        query = store.query
+
+        def explained(statement: str, *values: Any) -> list[tuple[Any, ...]]:
+            plans.extend(str(row[3]) for row in query(f"EXPLAIN QUERY PLAN {statement}", *values))
+            return query(statement, *values)
+
+        monkeypatch.setattr(store, "query", explained)
+        rates = live_rates(store)(conditions.get("run"), None, conditions.get("token"))
+    assert rates.of("s", "task") == PassRate(1, 1)
+    terms = "".join(f" AND {name}=?" for name in sorted(conditions, reverse=True)).removeprefix(" AND ")
+    (plan,) = [plan for plan in plans if "episodes" in plan]
+    assert "COVERING INDEX graded" in plan
+    assert plan.endswith(f"({terms})" if terms else "graded")
