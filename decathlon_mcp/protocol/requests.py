@@ -20,7 +20,7 @@ from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError, LimitExceededError
 from decathlon_mcp.events import Spans
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.protocol.headers import Headers
@@ -46,7 +46,13 @@ from decathlon_mcp.protocol.messages import (
     RequestId,
     request_id_text,
 )
-from decathlon_mcp.protocol.results import SERVER_INFO, envelope_members, relayed_error, wire_error
+from decathlon_mcp.protocol.results import (
+    SERVER_INFO,
+    envelope_members,
+    error_result,
+    relayed_error,
+    wire_error,
+)
 from decathlon_mcp.protocol.sessions import LOG_LEVELS, Address, Session
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.suites.prompts import CLAIM, EVALUATE, LOCAL, spell
@@ -286,6 +292,16 @@ class Request(ABC):
             _log.exception("a request failed")
             fault = McpError(INTERNAL_ERROR, "Internal server error")
         return error_message(fault, self.id), fault
+
+    def too_long(self, size_bytes: int, limit_bytes: int, taker: str) -> bytes:
+        """The message with an error instead of an answer that is longer than what its `taker` allows."""
+        limit = LimitExceededError(
+            f"the reply has {size_bytes} bytes, more than the {limit_bytes} that {taker}",
+            limit_bytes=limit_bytes,
+        )
+        if self.method == CALL:
+            return self.answer(error_result(limit))
+        return error_message(wire_error(limit), self.id)
 
     def end(self, *, handed_over: bool) -> None:
         """The response is over. `handed_over`: the client was there for all of it."""

@@ -24,9 +24,7 @@ from starlette.types import Send
 from decathlon_mcp.background import name_event_loop
 from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.state import NOT_READY
-from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.protocol.messages import (
-    CALL,
     INITIALIZE,
     MAX_REQUEST_ID_BYTES,
     REQUEST_CANCELLED,
@@ -43,7 +41,7 @@ from decathlon_mcp.protocol.requests import (
     error_message,
     prefers_events,
 )
-from decathlon_mcp.protocol.results import SESSIONLESS_STATUS, error_result, retry_after, wire_error
+from decathlon_mcp.protocol.results import SESSIONLESS_STATUS, retry_after
 from decathlon_mcp.protocol.sessions import Session
 from decathlon_mcp.types import JsonObject, as_json
 
@@ -275,7 +273,7 @@ class HttpRequest(Request):
                 pass  # a ping in progress
         if self._sends_events:
             if len(message) > MAX_EVENT_BYTES and not self._takes_long_events:
-                message = self._too_long(len(message))
+                message = self.too_long(len(message), MAX_EVENT_BYTES, "this client may take")
             event_id = None
             if self._event is not None and self._is_accepted:
                 event_id = replace(self._event, is_answer=True)
@@ -295,15 +293,6 @@ class HttpRequest(Request):
         return LARGE_EVENTS_HEADER in headers or headers.get(b"user-agent", b"").startswith(
             LARGE_EVENTS_AGENTS
         )
-
-    def _too_long(self, size: int) -> bytes:
-        limit = LimitExceededError(
-            f"the reply has {size} bytes, more than the {MAX_EVENT_BYTES} that this client may take",
-            limit_bytes=MAX_EVENT_BYTES,
-        )
-        if self.method == CALL:
-            return self.answer(error_result(limit))
-        return error_message(wire_error(limit), self.id)
 
 
 def event_frame(message: bytes, event_id: EventId | None = None) -> bytes:

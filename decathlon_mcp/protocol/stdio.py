@@ -58,6 +58,10 @@ from decathlon_mcp.types import JsonObject, as_json
 
 MAX_LINE_BYTES = 17 << 20
 """Longest line: what `StdinPump` passes on, and some."""
+MAX_BATCH_ANSWER_BYTES = 16 << 20
+"""All answers to a batch together, which wait for the last of them: four of the longest replies."""
+SMALL_ANSWER_BYTES = 16 << 10
+"""Answers up to this length have room in every batch, such as those that say that others had none."""
 READER_SECONDS = 1.0
 """Time between two looks at whether anybody reads stdout, once stdin has ended."""
 
@@ -179,6 +183,9 @@ class LineServer:
 
         async def serve(request: LineRequest) -> None:
             if (answer := await self._serve(request)) is not None:
+                left_bytes = max(MAX_BATCH_ANSWER_BYTES - sum(map(len, answers)), 0)
+                if len(answer) > max(left_bytes, SMALL_ANSWER_BYTES):
+                    answer = request.too_long(len(answer), left_bytes, "its batch has left")
                 answers.append(answer)
 
         async def serve_all() -> bytes:
@@ -217,14 +224,15 @@ class LineServer:
         """Raises McpError, AtCapacityError."""
         if in_batch and message.method == INITIALIZE:
             raise McpError(INVALID_REQUEST, "`initialize` is in no batch")
-        require_room(len(self._running))
+        session = self._session
+        # A batch over HTTP has a server of its own, and its session has other requests.
+        require_room(max(len(self._running), len(session.requests) if session else 0))
         if VERSION_KEY in message.meta or message.method == DISCOVER:
             version = message.meta.get(VERSION_KEY)
             if not isinstance(version, str):
                 raise McpError(INVALID_PARAMS, f"params._meta is missing the required {VERSION_KEY!r}")
             check_version(version)
             return LineRequest(message, self._new_context(), None, version, self._send)
-        session = self._session
         if message.method == INITIALIZE:
             version = message.handshake_version
             session = session or _StreamSession(version, self._send_soon)

@@ -15,12 +15,13 @@ BUSY_SECONDS = 5.0
 """How long a starting server waits for another process's transaction; these take microseconds."""
 MAX_LOG_BYTES = 64 << 20
 """Size of SQLite's log at which it is emptied, although that makes writers wait for the disk."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """A database of another version is refused: nothing converts one."""
 # The columns that lists read come first: SQLite reads the pages of a long row only as far as it must.
 # `outcome` (`plugins.history.columns`) is 0 for a lost attempt, and no generated column: for these SQLite
 # reads rows, whatever indexes have. `episodes_in_numbers` has all that the numbers of a run are made of;
-# `branches_by_reward` has the order in which a tree shows branches.
+# `branches_by_reward` has the order in which a tree shows branches. Pass rates of now are read while clients
+# wait (`plugins.curriculum`): `graded…` has them without a look at the episodes of other tokens and runs.
 _SCHEMA = """
 CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
 CREATE TABLE episodes (
@@ -73,6 +74,18 @@ CREATE INDEX branches_by_start ON episodes (branch_of, started_at, public_id) WH
 CREATE INDEX branches_by_reward ON episodes (
     branch_of, reward DESC, outcome DESC, started_at, public_id, token
 ) WHERE branch_of IS NOT NULL;
+CREATE INDEX graded ON episodes (
+    started_at, public_id, suite, task, success, reward, is_derived
+) WHERE reward IS NOT NULL AND NOT is_derived;
+CREATE INDEX graded_by_run ON episodes (
+    run, started_at, public_id, suite, task, success, reward, is_derived
+) WHERE reward IS NOT NULL AND NOT is_derived;
+CREATE INDEX graded_by_token ON episodes (
+    token, started_at, public_id, suite, task, success, reward, is_derived
+) WHERE reward IS NOT NULL AND NOT is_derived;
+CREATE INDEX graded_by_token_and_run ON episodes (
+    token, run, started_at, public_id, suite, task, success, reward, is_derived
+) WHERE reward IS NOT NULL AND NOT is_derived;
 CREATE UNIQUE INDEX episodes_by_operation ON episodes (operation) WHERE operation IS NOT NULL;
 CREATE TABLE sandboxes (
     name TEXT PRIMARY KEY,

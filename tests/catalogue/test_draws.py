@@ -67,6 +67,7 @@ def ten(checkout: Checkout, verdicts: Iterable[dict[str, Any]] | None = None) ->
         ({"needs": ["services"]}, ["hosted"]),
         ({"needs": ["credentials"]}, ["keyed"]),
         ({"needs": ["f*"]}, ["offline", "online"]),
+        ({"needs": ["*f*l*y*e*m"]}, ["offline", "online"]),
         ({"without": ["network"]}, ["hosted", "offline"]),
         ({"without": ["credentials", "services"]}, ["offline", "online"]),
         ({"without": ["f*"], "needs": ["network"]}, ["keyed"]),
@@ -77,6 +78,14 @@ def test_tasks_are_filtered_by_their_needs_and_ids(
     mixed: Checkout, filters: dict[str, Any], expected: list[str]
 ) -> None:
     assert ids(catalogue(mixed), **filters) == expected
+
+
+@pytest.mark.parametrize("pattern", ["[a-z]etwork", "networ?", "network*k", "*x*", "n*w*o*r*k*k"])
+def test_only_a_star_stands_for_other_text(checkout: Checkout, pattern: str) -> None:
+    """Sets of characters made a regular expression of each pattern: half a second for one request."""
+    checkout.task("online", servers=("fetch",))
+    with pytest.raises(BadRequestError, match="no task here needs"):
+        ids(catalogue(checkout), needs=[pattern])
 
 
 @pytest.mark.parametrize("name", ["needs", "without"])

@@ -15,8 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from decathlon_mcp.catalogue.pass_rates import PassRate
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import check_labels
+from decathlon_mcp.plugins.curriculum import live_rates
+from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES
 from decathlon_mcp.plugins.history.episode_history import KEPT_TRAJECTORIES, EpisodeHistory
 from decathlon_mcp.plugins.history.values import (
@@ -29,8 +32,9 @@ from decathlon_mcp.plugins.history.values import (
     Page,
     RunColumn,
 )
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.types import as_json_with_raw
+from decathlon_mcp.types import as_json_with_raw, public_id
 from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
 
 
@@ -604,3 +608,71 @@ def test_more_trajectories_than_are_kept_can_be_read(tmp_path: Path, writers: Wr
     assert [len(history.calls(episode, 1, 1)) for episode in [*episodes, *episodes]] == [1] * 2 * len(
         episodes
     )
+
+
+def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_run(tmp_path, "r", {"a": [1.0]})
+    add_episode(tmp_path, "branch", branch_of=public_id("r-a-0"))
+    statements: list[str] = []
+    for name in (
+        *("episodes", "run_times", "task_sums", "lost_reasons", "has_steps", "curve", "find"),
+        *("summary", "branches", "branch_counts"),
+    ):
+        whole = getattr(queries, name)
+
+        def traced(connection: sqlite3.Connection, *args: Any, whole: Any = whole) -> Any:
+            connection.set_trace_callback(statements.append)
+            return whole(connection, *args)
+
+        monkeypatch.setattr(queries, name, traced)
+    history = EpisodeHistory([tmp_path])
+    history.runs()
+    history.run("r")
+    for query in (
+        EpisodeQuery(),
+        EpisodeQuery(run="r"),
+        EpisodeQuery(task="a"),
+        EpisodeQuery(run="r", order=FAILURES_FIRST),
+        EpisodeQuery(order=Order("started", descending=False)),
+        EpisodeQuery(lost=True),
+        EpisodeQuery(branch_of=public_id("r-a-0"), with_branches=True),
+    ):
+        history.episodes(query)
+    history.episode(public_id("r-a-0"))
+    for owner in (None, "ann"):
+        history.tree(public_id("r-a-0"), owner=owner)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        for statement in {text for text in statements if text.startswith("SELECT")}:
+            plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
+            assert any("INDEX" in step for step in plan), (statement, plan)
+            assert "SCAN episodes" not in plan, (statement, plan)
+            if "GROUP BY branch_of" in statement or " ORDER BY reward" in statement:
+                assert any("INDEX branches_by_" in step for step in plan), (statement, plan)
+                assert not any("TEMP B-TREE" in step for step in plan), (statement, plan)
+            elif "GROUP BY" in statement:
+                assert any("COVERING INDEX episodes_in_numbers" in step for step in plan), (statement, plan)
+            if " ORDER BY started_at" in statement:
+                assert "USE TEMP B-TREE FOR ORDER BY" not in plan, (statement, plan)
+
+
+@pytest.mark.parametrize("conditions", [{}, {"run": "r"}, {"token": "ann"}, {"run": "r", "token": "ann"}])
+def test_pass_rates_of_now_need_no_look_at_other_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, str]
+) -> None:
+    """On the event loop: those of a token with few episodes took a minute behind 200,000 of another."""
+    add_episode(tmp_path, "own", token="ann", labels={"run": "r"})
+    with Store.open(tmp_path, "server") as store:
+        plans: list[str] = []
+        query = store.query
+
+        def explained(statement: str, *values: Any) -> list[tuple[Any, ...]]:
+            plans.extend(str(row[3]) for row in query(f"EXPLAIN QUERY PLAN {statement}", *values))
+            return query(statement, *values)
+
+        monkeypatch.setattr(store, "query", explained)
+        rates = live_rates(store)(conditions.get("run"), None, conditions.get("token"))
+    assert rates.of("s", "task") == PassRate(1, 1)
+    terms = "".join(f" AND {name}=?" for name in sorted(conditions, reverse=True)).removeprefix(" AND ")
+    (plan,) = [plan for plan in plans if "episodes" in plan]
+    assert "COVERING INDEX graded" in plan
+    assert plan.endswith(f"({terms})" if terms else "graded")

@@ -35,9 +35,14 @@ async def long(call: FakeCall) -> str:
     return "x" * ((1 << 20) + 1)
 
 
+async def endless(call: FakeCall) -> str:
+    await anyio.sleep_forever()
+    return ""
+
+
 def provider() -> FakeProvider:
     schema = {"type": "object", "properties": {"text": {"type": "string", "x-mcp-header": "Text"}}}
-    tools = {"echo": echo, "long": long, "routed": FakeTool(echo, schema=schema)}
+    tools = {"echo": echo, "long": long, "endless": endless, "routed": FakeTool(echo, schema=schema)}
     return FakeProvider(tools={"probe": tools})
 
 
@@ -138,6 +143,40 @@ async def test_batch_is_answered_in_its_revision(served: Served, http: httpx2.As
     assert (only_notifications.status_code, only_notifications.content) == (202, b"")
     for refused in ([], [ping(number) for number in range(101)]):
         assert (await post(session, refused)).status_code == 400
+
+
+def calls(tool: str, count: int) -> list[dict[str, Any]]:
+    params = {"name": f"probe__{tool}", "arguments": {}}
+    return [
+        {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params} for number in range(count)
+    ]
+
+
+async def test_answers_to_a_batch_are_bounded_together(served: Served, http: httpx2.AsyncClient) -> None:
+    """They wait for the last of them, and a hundred replies of 4 MiB took 1.6 GB."""
+    session = await RawSession.open(http, served.task(TASK), version="2025-03-26")
+    response = await post(session, calls("long", 20))
+    assert len(response.content) < (16 << 20) + 20_000
+    assert {answer["id"] for answer in response.json()} == set(range(20))
+    refused = [answer["result"] for answer in response.json() if answer["result"].get("isError")]
+    assert len(refused) == 5
+    assert "that its batch has left" in refused[0]["content"][0]["text"]
+
+
+async def test_batches_of_a_session_wait_for_no_more_calls_than_other_requests(
+    served: Served, http: httpx2.AsyncClient
+) -> None:
+    session = await RawSession.open(http, served.task(TASK), version="2025-03-26")
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(post, session, calls("endless", 85))
+        await until(lambda: len(served.episodes.live) == 1 and served.episodes.live[0].calls.sent == 255)
+        answers = (await post(session, [ping(1), ping(2)])).json()
+        assert [("result" in answer, answer.get("error", {}).get("code")) for answer in answers] == [
+            (False, -32006),
+            (True, None),
+        ]
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", MODERN])
