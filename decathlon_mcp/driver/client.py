@@ -33,6 +33,7 @@ from decathlon_mcp.errors import (
     LimitExceededError,
     SandboxLostError,
 )
+from decathlon_mcp.hooks import plugins
 from decathlon_mcp.json_limits import MAX_NODES
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import JsonObject, as_json
@@ -301,7 +302,7 @@ async def connect(
 def boot_message() -> bytes:
     """The driver: a line with a number of bytes, then a dictionary of its modules, by `marshal`.
 
-    Compiled too, for sandboxes whose Python has this process's bytecode.
+    Plug-ins add modules. Compiled too, for sandboxes whose Python has this process's bytecode.
     """
     package = resources.files("decathlon_sandbox")
     sources = {
@@ -311,6 +312,9 @@ def boot_message() -> bytes:
         for file in package.iterdir()
         if file.name.endswith(".py")
     }
+    for name, part in (pair for plugin in plugins() for pair in plugin.driver.items()):
+        folder, _, file = part.partition(":")
+        sources[f"decathlon_sandbox.{name}"] = resources.files(folder).joinpath(file).read_bytes()
     compiled = {
         f"{name} {MAGIC_NUMBER.hex()}": zlib.compress(
             marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=0))
