@@ -37,6 +37,9 @@ class Plugin:
     kernels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Kernels for the sandboxes of the provider `host` by the name that `--kernel` takes; each part is a
     `NamespaceSandbox`."""
+    driver: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Modules of the driver, by the names that they have in `decathlon_sandbox` inside of a sandbox. Each is
+    named as "package:file"."""
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
     settings: str = ""

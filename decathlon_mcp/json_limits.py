@@ -62,7 +62,8 @@ def check_json(
     if b"\0" in text:
         raise JsonLimitError("the JSON text is not in UTF-8: it contains a NUL byte")
     # Few structural characters, whether in strings or not, settle both limits in one pass.
-    _check_numbers(text, max_nodes)
+    if len(text) > _FEW_BYTES:
+        _check_numbers(text, max_nodes)
     upper_bound = text.translate(None, _NOT_NODES)
     if len(upper_bound) < max_nodes and _openings(upper_bound) <= max_depth:
         return 1 + len(upper_bound)
@@ -81,8 +82,6 @@ def check_json(
 
 
 def _check_numbers(text: bytes | bytearray, max_nodes: int) -> None:
-    if len(text) <= _FEW_BYTES:
-        return
     forms = text.translate(_NUMBER_FORMS)
     if forms.count(_MANY_DIGITS) <= MAX_LONG_NUMBERS:
         return

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import random
 import secrets
 import time
@@ -34,7 +33,6 @@ MAX_DIGITS = 4_300
 """Digits of an integer; Python reads no more."""
 SHOWN_CHARACTERS = 20
 
-_FIRST_LONGER = 10**MAX_DIGITS
 _TOO_DEEP = f"the request is nested deeper than {MAX_DEPTH} levels"
 _TOO_MANY_DIGITS = f"an integer has more than {MAX_DIGITS:,} digits"
 OPERATION_KEY = "decathlon/operation"
@@ -78,64 +76,46 @@ def check_call(params: JsonObject) -> None:
 
 def check_params(params: JsonObject) -> None:
     """Check the parameters of a request. Raises RequestError; cyclic values are too deep."""
-    nodes = 0
-    level: list[Any] = [params]
+    nodes, containers = 0, list[Any]([params])
     # Level by level and not recursive: a value may be deeper than Python's stack.
     for _ in range(PARAMS_DEPTH, MAX_DEPTH + 1):
-        children: list[Any] = []
-        for container in level:
-            keys, values = _contents(container)
-            nodes += len(keys) + len(values)
-            if nodes > MAX_NODES:
+        values: list[Any] = []
+        for container in containers:
+            if isinstance(container, dict):
+                nodes += len(cast("dict[Any, Any]", container))
+                values += _values(cast("dict[Any, Any]", container))
+            else:
+                values += container
+            if nodes + len(values) > MAX_NODES:
                 raise _refusal(f"the request has more than {MAX_NODES:,} values and keys")
-            for key in keys:
-                _check_key(key)
-            children += [value for value in values if _is_container(value)]
-        if not children:
-            return
-        level = children
-    raise _refusal(_TOO_DEEP)
-
-
-def _contents(container: Any) -> tuple[Collection[Any], Collection[Any]]:
-    """The keys and the values of an object; no keys, and the items of an array."""
-    if not isinstance(container, dict):
-        return (), container
-    items = cast("dict[Any, Any]", container)
-    return items.keys(), items.values()
-
-
-def _check_key(key: object) -> None:
-    if not isinstance(key, str):
-        raise _refusal(f"a key of an object must be a text, not {type(key).__name__}")
-    _check_text(key)
+        nodes += len(values)
+        containers = [value for value in values if _is_container(value)]
+        if not containers:
+            break
+    else:
+        raise _refusal(_TOO_DEEP)
+    try:
+        json.dumps(params, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        shown = ascii(error.object[max(0, error.start - SHOWN_CHARACTERS) : error.start + 1])
+        raise _refusal(f"{shown} ends in half of a surrogate pair: write the whole character") from None
+    except TypeError as error:
+        raise _refusal(f"{error}") from None
+    except ValueError as error:
+        is_long = "digits" in str(error)
+        raise _refusal(_TOO_MANY_DIGITS if is_long else "numbers must be finite in JSON") from None
 
 
 def _is_container(value: object) -> bool:
-    """Whether a value contains others. Raises RequestError for one that is not JSON."""
-    if isinstance(value, str):
-        _check_text(value)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise _refusal(f"{value} is not JSON: numbers must be finite")
-    elif isinstance(value, int):
-        if not -_FIRST_LONGER < value < _FIRST_LONGER:
-            raise _refusal(_TOO_MANY_DIGITS)
-    elif isinstance(value, (dict, list, tuple)):
-        return True
-    elif value is not None:
-        raise _refusal(f"a value of type {type(value).__name__} is not JSON")
-    return False
+    return isinstance(value, (dict, list, tuple))
 
 
-def _check_text(text: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        shown = ascii(text[max(0, error.start - SHOWN_CHARACTERS) : error.start + 1])
-        raise _refusal(f"{shown} ends in half of a surrogate pair: write the whole character") from None
+def _values(members: dict[Any, Any]) -> Collection[Any]:
+    """The values of an object. Raises RequestError for a key that JSON does not have, but `json` converts."""
+    for key in members:
+        if not isinstance(key, str):
+            raise _refusal(f"a key of an object must be a text, not {type(key).__name__}")
+    return members.values()
 
 
 def _refusal(message: str) -> RequestError:
@@ -178,11 +158,12 @@ class ResendPolicy:
 class Resends:
     """When one request is sent again."""
 
+    _connected_at: float | None = None
+    _deadline: float | None = None
+    _pause_seconds = FIRST_PAUSE_SECONDS
+
     def __init__(self, policy: ResendPolicy) -> None:
         self._policy = policy
-        self._connected_at: float | None = None
-        self._deadline: float | None = None
-        self._pause_seconds = FIRST_PAUSE_SECONDS
 
     def connected(self) -> None:
         """Note that the request is about to be sent on a connection that works."""

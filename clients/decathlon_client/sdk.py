@@ -11,7 +11,7 @@ import inspect
 import json
 import ssl
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -171,18 +171,8 @@ async def http_session(
     alone or in a group (see `cause_of`).
     """
 
-    async def inspect_response(response: httpx.Response) -> None:
-        is_post = response.request.method == "POST"
-        if response.headers.get("content-type", "").startswith("text/event-stream"):
-            if is_post:
-                stream = cast("httpx.AsyncByteStream", response.stream)
-                response.stream = _WatchedStream(stream, on_truncation)
-        elif is_post and response.status_code >= 400:
-            on_error_response(ErrorResponse(response.status_code, await response.aread()))
-
-    hook: Callable[[httpx.Response], Awaitable[None]] = inspect_response
-    hooks = {"response": [hook]}
-    async with _SilenceableClient(may_send, event_hooks=hooks, **_options(headers)) as client:
+    client = _SessionClient(may_send, on_error_response, on_truncation, **_options(headers))
+    async with client:
         transport = cast("Any", streamable_http_client(url, http_client=client, **NO_EVENT_LIMIT))
         with ExitStack() as ends:
             async with transport as (read, write, *_):
@@ -212,18 +202,27 @@ def _options(headers: dict[str, str]) -> dict[str, Any]:
     }
 
 
-class _SilenceableClient(httpx.AsyncClient):
-    """An HTTP client that answers requests itself, with an empty body, once `may_send` returns False.
+class _SessionClient(httpx.AsyncClient):
+    """The HTTP client of a session. See `http_session` for what it is given.
 
-    So it does for notifications and the end of a session if they fail.
+    It answers requests itself, with an empty body, once `may_send` returns False, and also notifications and
+    the end of a session if they fail.
     """
 
     # Not with an error: of these the SDK logs a warning, or a traceback of sixty lines. That a connection is
     # broken, the requests that wait for an answer find out.
 
-    def __init__(self, may_send: Callable[[], bool], **options: Any) -> None:
+    def __init__(
+        self,
+        may_send: Callable[[], bool],
+        on_error_response: Callable[[ErrorResponse], None],
+        on_truncation: Callable[[], None],
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._may_send = may_send
+        self._on_error_response = on_error_response
+        self._on_truncation = on_truncation
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         if self._may_send():
@@ -233,7 +232,16 @@ class _SilenceableClient(httpx.AsyncClient):
                 if _is_answered(request):
                     raise
             else:
-                if _is_answered(request) or not response.is_error:
+                is_post = request.method == "POST"
+                if not response.is_error:
+                    if is_post and response.headers.get("content-type", "").startswith("text/event-stream"):
+                        stream = cast("httpx.AsyncByteStream", response.stream)
+                        response.stream = _WatchedStream(stream, self._on_truncation)
+                    return response
+                if _is_answered(request):
+                    if is_post:
+                        error = ErrorResponse(response.status_code, await response.aread())
+                        self._on_error_response(error)
                     return response
                 await response.aclose()
         status = {"GET": 405, "POST": 202}.get(request.method, 200)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
-    contextmanager,
     nullcontext,
 )
 from typing import Protocol, TypeAlias
@@ -77,15 +76,10 @@ class SessionOwner:
         self._session: Session | None = None
         self._error_response: ErrorResponse | None = None
         self._request_scopes: set[anyio.CancelScope] = set()
-        self._given_up = False
+        self.is_silent = False
+        """Whether the session sends nothing any more. A notification of cancellation or a DELETE of a session
+        that was lost would cancel the calls that are sent again in the next session."""
         self._owned = contexts.own(self._run())
-
-    @property
-    def may_send(self) -> bool:
-        """Whether the session may send messages, those that end it among them."""
-        # One that was lost is silent: a notification of cancellation or a DELETE that reaches the server
-        # would cancel the calls that are sent again in the next session.
-        return not self._given_up
 
     async def opened(self) -> None:
         """Wait until the session is open. Raises ClientError if it cannot be opened."""
@@ -100,7 +94,7 @@ class SessionOwner:
                 try:
                     yield
                 except BaseException:
-                    self._given_up = True
+                    self.is_silent = True
                     raise
         except Exception as error:  # noqa: BLE001
             loss = self.loss or self._translate(error)
@@ -112,14 +106,20 @@ class SessionOwner:
 
     async def request(self, method: str, params: JsonObject, on_progress: OnProgress | None) -> JsonObject:
         """Send one request and return its result. Raises ClientError; cancellation cancels the request."""
-        with self._until_lost() as session:
+        if self.loss is not None or self._session is None:
+            raise self.loss or ConnectionLostError("not connected")
+        with anyio.CancelScope() as scope:
+            self._request_scopes.add(scope)
             try:
-                return await session.request(method, params, on_progress)
+                return await self._session.request(method, params, on_progress)
             except (SdkError, ValidationError, *CLOSED_STREAM_ERRORS) as error:
                 translated = self._translate(error)
                 if isinstance(translated, ConnectionLostError):
                     self.lose(translated)
                 raise translated from None
+            finally:
+                self._request_scopes.discard(scope)
+        raise self.loss or ConnectionLostError("the connection is closed")
 
     async def aclose(self, close_budget: CloseBudget) -> None:
         """End the session with a DELETE. Bounded; raises only if cancelled."""
@@ -128,7 +128,7 @@ class SessionOwner:
 
     def lose(self, reason: str | ClientError) -> None:
         """Give up the session; requests that wait for a reply fail with the reason."""
-        self._given_up = True
+        self.is_silent = True
         self.loss = self.loss or (reason if isinstance(reason, ClientError) else ConnectionLostError(reason))
         self._owned.leave()
         for scope in self._request_scopes:
@@ -141,19 +141,6 @@ class SessionOwner:
     def note_truncation(self) -> None:
         """Give up the session because the stream of a reply broke off."""
         self.lose("the server broke off in the middle of an answer")
-
-    @contextmanager
-    def _until_lost(self) -> Generator[Session]:
-        if self.loss is not None or self._session is None:
-            raise self.loss or ConnectionLostError("not connected")
-        with anyio.CancelScope() as scope:
-            self._request_scopes.add(scope)
-            try:
-                yield self._session
-            finally:
-                self._request_scopes.discard(scope)
-        if scope.cancelled_caught:
-            raise self.loss or ConnectionLostError("the connection is closed")
 
     def _translate(self, error: Exception) -> ClientError:
         response, self._error_response = self._error_response, None
@@ -352,7 +339,7 @@ class HttpEndpoint:
         return http_session(
             address,
             authorization(self.token),
-            may_send=lambda: owner.may_send,
+            may_send=lambda: not owner.is_silent,
             on_error_response=owner.note_error_response,
             on_truncation=owner.note_truncation,
         )

@@ -25,15 +25,15 @@ from decathlon_sandbox import wire
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.link import DriverLink, Heartbeat
 from decathlon_mcp.driver.messages import Notification
-from decathlon_mcp.driver.replies import Reply, Truncation, read_reply, without_own_meta
+from decathlon_mcp.driver.replies import REPLY_BYTES, Reply, Truncation, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
 from decathlon_mcp.errors import (
     DecathlonError,
-    DriverError,
     ImageError,
     LimitExceededError,
     SandboxLostError,
 )
+from decathlon_mcp.hooks import plugins
 from decathlon_mcp.json_limits import MAX_NODES
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import JsonObject, as_json
@@ -51,8 +51,6 @@ MAX_SERVER_LOGS, MAX_LOG_CHARACTERS = 64, 8192
 """Of what servers wrote to stderr: of how many, and of each."""
 """For the end of all servers and processes, to which the driver gives some 25 s. An attempt whose driver does
 not answer in time is forfeited, so that there is room for a busy machine."""
-REPLY_BYTES = 4 << 20
-"""Longest reply of a tool's call."""
 MAX_TOOLS = 2_000
 MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
@@ -229,19 +227,14 @@ class DriverClient(DriverLink):
         `on_notification`: see `relayed_notification`.
         """
 
-        def settle(outcome: Reply | DecathlonError | None) -> None:
-            if isinstance(outcome, DriverError) and outcome.data.get("reason") == "too_long":
-                outcome = LimitExceededError(outcome.message, limit_bytes=REPLY_BYTES)
-            on_outcome(outcome)
-
         call: JsonObject = {
             "server": server,
             "params": params,
             "max_bytes": REPLY_BYTES,
             **({} if truncation is None else {"cut": truncation.to_json()}),
         }
-        read = partial(read_reply, server=server, limit_bytes=REPLY_BYTES)
-        self.send(request_id, wire.CALL, call, read, settle, on_notification)
+        read = partial(read_reply, server=server)
+        self.send(request_id, wire.CALL, call, read, on_outcome, on_notification)
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> dict[str, str]:
         """Kill every process of the sandbox except the driver; no server can be started or called again.
@@ -309,7 +302,7 @@ async def connect(
 def boot_message() -> bytes:
     """The driver: a line with a number of bytes, then a dictionary of its modules, by `marshal`.
 
-    Compiled too, for sandboxes whose Python has this process's bytecode.
+    Plug-ins add modules. Compiled too, for sandboxes whose Python has this process's bytecode.
     """
     package = resources.files("decathlon_sandbox")
     sources = {
@@ -319,6 +312,9 @@ def boot_message() -> bytes:
         for file in package.iterdir()
         if file.name.endswith(".py")
     }
+    for name, part in (pair for plugin in plugins() for pair in plugin.driver.items()):
+        folder, _, file = part.partition(":")
+        sources[f"decathlon_sandbox.{name}"] = resources.files(folder).joinpath(file).read_bytes()
     compiled = {
         f"{name} {MAGIC_NUMBER.hex()}": zlib.compress(
             marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=0))

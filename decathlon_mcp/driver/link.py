@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import anyio
 import anyio.to_thread
@@ -28,16 +28,15 @@ from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import MAX_NUMBER, body_of_ids, ids_of_body
 from decathlon_sandbox.wire import TokenBucket
-from msgspec import UnsetType
+from msgspec import Raw
 
 from decathlon_mcp.background import Flag, background_tasks, name_event_loop
 from decathlon_mcp.driver.messages import (
     MAX_SMALL_NODES,
     NULL,
-    Message,
     Notification,
     decode_bounded,
-    raise_error,
+    read_answer,
     read_message,
     read_notification,
 )
@@ -91,7 +90,7 @@ class _Request(msgspec.Struct, eq=False):
 
     id: int
     message: bytes
-    read: Callable[[Message], Any]
+    read: Callable[[bytes], Any]
     on_outcome: Callable[[Any], object]
     on_notification: Callable[[Notification], object] | None
     is_read: bool = False
@@ -99,9 +98,7 @@ class _Request(msgspec.Struct, eq=False):
     def outcome(self, payload: bytes) -> Any:
         """What it makes of its reply: what `read` returns, or an error."""
         try:
-            message = read_message(payload)
-            raise_error(message)
-            return self.read(message)
+            return self.read(payload)
         except DecathlonError as error:
             return error
         except ValueError as error:
@@ -192,9 +189,9 @@ class DriverLink(DriverStream):
             outcomes.append(outcome)
             answered.set()
 
-        def read(message: Message) -> tuple[Any]:
-            assert not isinstance(message.result, UnsetType)
-            return (decode_bounded(message.result, kind, max_nodes=max_nodes),)  # it may be null
+        def read(payload: bytes) -> tuple[Any]:
+            result = cast("Raw", read_answer(payload).result)
+            return (decode_bounded(result, kind, max_nodes=max_nodes),)  # it may be null
 
         request_id = self.new_request_id()
         self.send(request_id, method, params, read, settle)
@@ -217,7 +214,7 @@ class DriverLink(DriverStream):
         request_id: int,
         method: str,
         params: JsonObject,
-        read: Callable[[Message], Any],
+        read: Callable[[bytes], Any],
         on_outcome: Callable[[Any], object],
         on_notification: Callable[[Notification], object] | None = None,
         *,
@@ -226,10 +223,10 @@ class DriverLink(DriverStream):
         """Send a request; while too much has no reply, it waits for room, unless it is `urgent`.
 
         `request_id`: from `new_request_id`, or that of a request of an earlier server process. `params` may
-        contain `msgspec.Raw` without line feeds. `read`: makes the outcome of a reply with a `result`, which
-        has not been checked; it runs in a thread if the reply is long. `on_outcome`: called once, with what
-        `read` has returned, or the DecathlonError that it or the driver has raised, LimitExceededError for a
-        request that is too long, or None if the link has closed. The driver keeps the reply until it has
+        contain `msgspec.Raw` without line feeds. `read`: makes the outcome of a reply, an error or a result,
+        which has not been checked; it runs in a thread if the reply is long. `on_outcome`: called once, with
+        what `read` has returned, or the DecathlonError that it has raised, LimitExceededError for a request
+        that is too long, or None if the link has closed. The driver keeps the reply until it has
         returned. Neither it nor `on_notification` may raise.
         """
         message = as_json_with_raw({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
@@ -345,16 +342,7 @@ class DriverLink(DriverStream):
                 # A fault of ours in one request must not end the others.
                 _log.exception("the outcome of a request could not be handled")
 
-    def _resolve(self, request: _Request, payload: bytes) -> None:
-        """Settle a request with its reply."""
-        if len(payload) >= READ_IN_THREAD_BYTES:
-            request.is_read = True
-            self._threads.start_soon(self._resolve_in_thread, request, payload)
-        else:
-            self._settle(request, request.outcome(payload))
-            self._note_done(request.id, payload)
-
-    async def _resolve_in_thread(self, request: _Request, payload: bytes) -> None:
+    async def _read_in_thread(self, request: _Request, payload: bytes) -> None:
         self._settle(request, await anyio.to_thread.run_sync(request.outcome, payload))
         self._note_done(request.id, payload)
 
@@ -408,11 +396,18 @@ class DriverLink(DriverStream):
                     self._write(request.message, again=True)
 
     def _on_reply(self, request_id: int, payload: bytes) -> None:
-        if (request := self._pending.get(request_id)) is not None:
-            if not request.is_read:  # only the first reply counts
-                self._resolve(request, payload)
-        elif request_id not in self._unanswered:
+        request = self._pending.get(request_id)
+        if request is None:
+            if request_id not in self._unanswered:
+                self._note_done(request_id, payload)
+        elif request.is_read:
+            pass  # only the first reply counts
+        elif len(payload) < READ_IN_THREAD_BYTES:
+            self._settle(request, request.outcome(payload))
             self._note_done(request_id, payload)
+        else:
+            request.is_read = True
+            self._threads.start_soon(self._read_in_thread, request, payload)
 
     def _on_message(self, payload: bytes) -> None:
         """A message that is no reply to a request with an id."""
@@ -501,7 +496,7 @@ class Heartbeat:
         if self._pinged_at is None:
             self._pinged_at = now
             self._link.send(
-                self._link.new_request_id(), wire.PING, {}, lambda reply: None, self._on_answer, urgent=True
+                self._link.new_request_id(), wire.PING, {}, lambda payload: None, self._on_answer, urgent=True
             )
         seconds = self._pinged_at + self._lease_seconds - now
         if seconds <= 0:

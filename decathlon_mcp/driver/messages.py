@@ -29,14 +29,13 @@ NULL = Raw(b"null")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """The envelope of a message. `overlong` belongs to a reply that the driver has shortened."""
+    """The envelope of a message."""
 
     id: Raw = NULL
     method: str = ""
     params: Raw = NULL
     result: Raw | UnsetType = UNSET
     error: Raw = NULL
-    overlong: Raw | UnsetType = UNSET
 
 
 class Notification(msgspec.Struct, frozen=True):
@@ -96,12 +95,13 @@ def decode_bounded(data: bytes | Raw, kind: Any = Any, *, max_nodes: int = MAX_S
         raise ValueError(str(error)) from None
 
 
-def raise_error(reply: Message) -> None:
-    """Raise DriverError or CallTimeoutError for a reply that is not just a result."""
+def read_answer(payload: bytes) -> Message:
+    """The message of a reply with a result. Raises DriverError or CallTimeoutError for any other."""
+    reply = read_message(payload)
     if reply.error is NULL:
         if isinstance(reply.result, UnsetType):
             raise DriverError("the driver sent a reply that cannot be read", reason="invalid_reply")
-        return
+        return reply
     error: JsonObject = {}
     if len(raw := bytes(reply.error)) <= MAX_ERROR_BYTES:
         with suppress(ValueError):

@@ -26,11 +26,13 @@ from decathlon_mcp.driver.mcp_schema import (
     repaired_result,
     valid_notification,
 )
-from decathlon_mcp.driver.messages import NULL, UNREADABLE, Message, Notification, decode_bounded
+from decathlon_mcp.driver.messages import NULL, UNREADABLE, Notification, decode_bounded, read_answer
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError
 from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object
 
+REPLY_BYTES = 4 << 20
+"""Longest reply of a tool's call. The driver keeps the limit, and a line of the stream is little longer."""
 OWN_PREFIX = "decathlon/"
 """Prefix of this server's own keys in `_meta`."""
 OVERLONG_FOLDER = ".overlong_tool_outputs"
@@ -43,7 +45,7 @@ MAX_PATH_CHARACTERS = 4096
 class CallParams(msgspec.Struct, frozen=True):
     """The parameters of a `tools/call` apart from the tool's name.
 
-    `arguments`: JSON text of an object, None if the client sent none. It is checked by `Episode.call`.
+    `arguments`: JSON text of an object on one line, None if the client sent none.
     `meta`: the decoded `_meta`.
     """
 
@@ -54,12 +56,6 @@ class CallParams(msgspec.Struct, frozen=True):
     def of(cls, arguments: JsonObject | None, meta: JsonObject | None = None) -> CallParams:
         """Parameters whose arguments are decoded."""
         return cls(None if arguments is None else as_json(arguments), meta or {})
-
-    def on_one_line(self) -> CallParams:
-        """The same parameters; line feeds, which are white space in valid JSON, become spaces."""
-        if self.arguments is None or b"\n" not in self.arguments:
-            return self
-        return CallParams(self.arguments.replace(b"\n", b" "), self.meta)
 
     def for_tool(self, tool: str) -> JsonObject:
         """The parameters as a task's server gets them, for `as_json_with_raw`."""
@@ -111,15 +107,16 @@ class Reply(msgspec.Struct, frozen=True):
             result = read_result(data)
         # Members are written again one by one, because of duplicates: parsers differ in which of them they
         # read, and the one that was not looked at could have keys of this server.
-        members: dict[str, Raw] = _decode_members(data)
+        members, meta = _decode_members(data), result.meta
         if result.has_metas:
             items = [_without_own_keys(item) for item in _decode_items(members["content"])]
             members["content"] = Raw(as_json_with_raw(items))
-        meta = without_own(result.meta)
-        if not isinstance(overlong, UnsetType):
-            meta = {**meta, **_read_overlong(overlong)}
-        if meta is not result.meta:
-            members["_meta"] = Raw(as_json(meta))
+        if meta or not isinstance(overlong, UnsetType):
+            meta = without_own(meta)
+            if not isinstance(overlong, UnsetType):
+                meta = {**meta, **_read_overlong(overlong)}
+            if meta is not result.meta:
+                members["_meta"] = Raw(as_json(meta))
         relayed = as_json_with_raw(members)
         if b"\r" in relayed:
             # White space between tokens. In a stream of events it would end the line.
@@ -149,6 +146,14 @@ class _Envelope(msgspec.Struct, frozen=True):
     error: Raw = NULL
 
 
+class _Response(msgspec.Struct, frozen=True):
+    """The driver's response to a call. `overlong`: what the driver reports of a result that it shortened."""
+
+    result: _Envelope
+    error: Raw = NULL
+    overlong: Raw | UnsetType = UNSET
+
+
 class _Overlong(msgspec.Struct, frozen=True):
     """What the driver reports about a result that it has shortened."""
 
@@ -156,53 +161,62 @@ class _Overlong(msgspec.Struct, frozen=True):
     characters: int
 
 
-_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_response = msgspec.json.Decoder(_Response).decode
 _decode_overlong = msgspec.json.Decoder(_Overlong).decode
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 
 
-def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
+def read_reply(payload: bytes, *, server: str) -> Reply:
     """The reply in the driver's response to a tool's call.
 
-    Raises LimitExceededError for a reply over `limit_bytes`, over `json_limits.MAX_NODES` or too deep, and
-    DriverError with reason `server` for one that is neither a result nor an error, and for a tool's result
-    of which nothing valid is left without what MCP does not allow: its message names the fault and has the
-    result's text.
+    Raises the driver's error, LimitExceededError for a reply that is too long, too deep or over
+    `json_limits.MAX_NODES`, and DriverError with reason `server` for one that is neither a result nor an
+    error, and for a tool's result of which nothing valid is left without what MCP does not allow: its message
+    names the fault and has the result's text.
     """
-    assert not isinstance(message.result, UnsetType)
-    raw = bytes(message.result)
-    if len(raw) > limit_bytes:
-        raise LimitExceededError(
-            f"the reply has {len(raw)} bytes, more than the limit of {limit_bytes} bytes",
-            limit_bytes=limit_bytes,
-        )
     try:
-        reply = _decode_envelope(raw)
-        has_result = bytes(reply.result) != b"null"
-        error = None if reply.error is NULL else decode_bounded(reply.error, max_nodes=MAX_NODES)
-        members = as_object(error) or {}
-        # As the SDKs and the driver (`mcp_session.is_error`) read it.
-        is_valid_error = type(members.get("code")) is int and isinstance(members.get("message"), str)
-        if is_valid_error or (error is not None and not has_result):
-            return Reply(None, members)
-        if has_result:
-            return _read_tool_result(reply.result, message.overlong, server)
+        response = _decode_response(payload)
+    except UNREADABLE:
+        response = None
+    if response is None or response.error is not NULL:
+        _raise_driver_error(payload)
+        raise _neither(server)
+    reply = response.result
+    try:
+        if reply.error is not NULL:
+            error = decode_bounded(reply.error, max_nodes=MAX_NODES)
+            members = as_object(error) or {}
+            # As the SDKs and the driver (`mcp_session.is_error`) read it.
+            is_valid_error = type(members.get("code")) is int and isinstance(members.get("message"), str)
+            if is_valid_error or (error is not None and bytes(reply.result) == b"null"):
+                return Reply(None, members)
+        if bytes(reply.result) != b"null":
+            return Reply.from_result(reply.result, response.overlong)
     except JsonLimitError as error:
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
-    except UNREADABLE:
-        pass
-    raise DriverError(f"server {server} sent a reply that is neither a result nor an error", reason="server")
-
-
-def _read_tool_result(result: Raw, overlong: Raw | UnsetType, server: str) -> Reply:
-    try:
-        return Reply.from_result(result, overlong)
     except msgspec.ValidationError as error:
         # An SDK client would raise for it.
-        fault, text = str(error)[:MAX_FAULT_CHARACTERS], readable_text(bytes(result))
+        fault, text = str(error)[:MAX_FAULT_CHARACTERS], readable_text(bytes(reply.result))
         message = f"server {server} sent a result that is not MCP ({fault}); its text: {text}"
         raise DriverError(message, reason="server") from None
+    except UNREADABLE:
+        pass
+    raise _neither(server)
+
+
+def _raise_driver_error(payload: bytes) -> None:
+    try:
+        read_answer(payload)
+    except DriverError as error:
+        if error.data.get("reason") == "too_long":
+            raise LimitExceededError(error.message, limit_bytes=REPLY_BYTES) from None
+        raise
+
+
+def _neither(server: str) -> DriverError:
+    message = f"server {server} sent a reply that is neither a result nor an error"
+    return DriverError(message, reason="server")
 
 
 def relayed_notification(notification: Notification) -> tuple[bool, JsonObject] | None:

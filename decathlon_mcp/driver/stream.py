@@ -158,7 +158,7 @@ class DriverStream(ABC):
         self.reconnect = reconnect
         self.was_attached = was_attached
         self.clock = AttachedClock()
-        self._sandbox = sandbox
+        self._sandbox, self._stream = sandbox, sandbox.stream
         self._loss: Loss | None = None
         """Why the stream has ended for good; set before `receive` returns."""
         self._lines = Lines(wire.MAX_RESPONSE_BYTES)
@@ -213,9 +213,10 @@ class DriverStream(ABC):
         """Receive until the stream has ended for good."""
         with CancelScope() as self._scope:
             while self._loss is None:
+                self._stream = self._sandbox.stream
                 async with background_tasks() as tasks:
                     tasks.start_soon(self._maintain, tasks.cancel_scope)
-                    await self._receive_stream(self._sandbox.stream)
+                    await self._receive_stream(self._stream)
                 if self._loss is None:
                     await self._reopen()
         self._lose(Loss())
@@ -236,7 +237,7 @@ class DriverStream(ABC):
         data = b"".join([self._lines.frame(body) for body in bodies])
         if again:
             self._attaching.resent_bytes += len(data)
-        stream = self._sandbox.stream
+        stream = self._stream
         if isinstance(stream, DirectStream) and not (self._unsent or self._is_writing or self._is_quiet):
             # Mostly there is room for all of it, and a task costs more than writing.
             with suppress(*_STREAM_ENDS):  # `_maintain` finds it too
@@ -266,7 +267,7 @@ class DriverStream(ABC):
             self._unsent.clear()
             self._is_writing = True
             try:
-                await self._sandbox.stream.send(data)
+                await self._stream.send(data)
             finally:
                 self._is_writing = False
 

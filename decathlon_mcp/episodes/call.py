@@ -10,9 +10,9 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import anyio.to_thread
 import msgspec
@@ -48,8 +48,7 @@ NOT_KEPT_MESSAGE = "not kept: the log has reached its limit"
 
 Outcome: TypeAlias = Reply | DecathlonError
 """The reply of a task's server, or the error that a call failed with."""
-NotificationHandler: TypeAlias = Callable[[JsonObject], Awaitable[None]]
-"""Called with the params of one notification."""
+NO_KEYS = RequestKeys()
 
 _FAILURES = {
     kind.code: kind for kind in (DecathlonError, *DecathlonError.__subclasses__()) if "code" in vars(kind)
@@ -99,25 +98,34 @@ def check_operation(operation: object) -> str:
     return operation
 
 
-class Waiter(msgspec.Struct, eq=False):
-    """A request that waits for a call's reply, until its own response is over."""
+class Waiter:
+    """What waits for a call's reply: a request, until its own response is over."""
 
-    keys: RequestKeys = RequestKeys()
-    """The keys by which a client that comes back finds the call."""
-    detached: bool = False
-    """Whether the call goes on for UNATTENDED_SECONDS when the request is cancelled."""
-    is_gone: Callable[[], Awaitable[bool]] | None = None
-    """Whether the connection to the client broke, so that nobody reads the response. None: it cannot break
-    without ending the server."""
-    on_progress: NotificationHandler | None = None
-    on_message: NotificationHandler | None = None
-    """Called, as is `on_progress`, with the call's notifications, in order."""
+    call: Call | None = None
+    """The call that it began or repeats, once that is known."""
+    detached = False
+    """Whether the call goes on for UNATTENDED_SECONDS when the waiter is cancelled."""
     _queue: deque[Notification] | None = None
-    _bytes: int = 0
+    _bytes = 0
     _failure: DecathlonError | None = None
     _waiting: asyncio.Future[None] | None = None
 
-    def notify(self, notification: Notification) -> None:
+    def __init__(self, keys: RequestKeys = NO_KEYS, *, detached: bool = False) -> None:
+        self._keys, self.detached = keys, detached
+
+    @property
+    def keys(self) -> RequestKeys:
+        """The keys by which a client that comes back finds the call."""
+        return self._keys
+
+    async def is_gone(self) -> bool:
+        """Whether the connection to the client broke, so that nobody reads the response."""
+        return False
+
+    async def on_notification(self, params: JsonObject, *, is_progress: bool) -> None:
+        """Handle a notification of the call, progress or a log message. They come in order."""
+
+    def notify_later(self, notification: Notification) -> None:
         """Queue a notification. Of too many, the oldest are dropped."""
         if self._queue is None:
             self._queue = deque()
@@ -149,9 +157,7 @@ class Waiter(msgspec.Struct, eq=False):
             self._bytes -= len(notification.params)
             if (relayed := relayed_notification(notification)) is not None:
                 is_progress, params = relayed
-                handler = self.on_progress if is_progress else self.on_message
-                if handler is not None:
-                    await handler(params)
+                await self.on_notification(params, is_progress=is_progress)
 
 
 class Call(msgspec.Struct, eq=False, kw_only=True):
@@ -161,7 +167,7 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     """Number of the call in its episode."""
     digest: str
     """Digest of name and arguments; empty for an ended call that was found without them."""
-    keys: RequestKeys = RequestKeys()
+    keys: RequestKeys = NO_KEYS
     """The keys of the request that began the call."""
     name: str = ""
     params: CallParams = CallParams()
@@ -178,6 +184,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     is_ended: bool = False
     outcome: Outcome | None = None
     """Set when the call ends here. None for a call of an earlier server: the trajectory has its outcome."""
+    known: KnownCalls | None = None
+    """Where the requests that repeat the call find it."""
     on_cancel: Callable[[Call], object] | None = None
     is_cancelled: bool = False
     """Whether every waiting request was cancelled."""
@@ -215,28 +223,34 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
         }
 
     def add(self, waiter: Waiter) -> None:
-        """A request waits for the call, until its response is over. No effect on a call that has ended."""
-        if not self.is_ended and waiter not in self.waiters:
+        """A request waits for the call, until its response is over."""
+        waiter.call = self
+        if not self.is_ended:
             self.waiters.append(waiter)
             self._stop_deadline()
 
-    def remove(self, waiter: Waiter) -> None:
-        """The response to a request is over."""
+    def remove(self, waiter: Waiter, *, handed_over: bool = False) -> None:
+        """The response to a request is over.
+
+        `handed_over`: the transport had its last byte while the connection was there.
+        """
         if waiter in self.waiters:
             self.waiters.remove(waiter)
+        # Before the call's end the response was another, and the call goes on without it.
+        if self.is_ended and self.known is not None:
+            self.known.response_over(self, handed_over=handed_over)
 
     async def wait(self, waiter: Waiter) -> None:
-        """Pass the call's notifications on to a request until the call has ended.
+        """Pass the call's notifications on to a request, which was added, until the call has ended.
 
         If a request is cancelled and no other waits, the call is cancelled, unless the request is detached.
         Raises the error of `Waiter.send_away`.
         """
-        self.add(waiter)
         try:
             while not self.is_ended:
                 await waiter.follow()
         except BaseException:
-            self.remove(waiter)
+            self.waiters.remove(waiter)
             if not self.waiters and not self.is_ended:
                 if waiter.detached:
                     name_event_loop()
@@ -256,14 +270,14 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
         before = tuple(self.waiters)
-        are_gone = all([waiter.is_gone is not None and await waiter.is_gone() for waiter in before])
+        are_gone = all([await waiter.is_gone() for waiter in before])
         # Another request may have come back for it meanwhile.
         return are_gone and all(waiter in before for waiter in self.waiters)
 
     def on_notification(self, notification: Notification) -> None:
         """A notification of the call has arrived."""
         for waiter in self.waiters:
-            waiter.notify(notification)
+            waiter.notify_later(notification)
 
     def end(self, outcome: Outcome) -> None:
         """End the call; each waiting request gets the outcome after its queued notifications."""
@@ -305,18 +319,20 @@ def outcome_of_line(line: JsonObject) -> Outcome:
     return Reply(None, as_object(line.get("error")) or {})
 
 
-class CallGate:
-    """Decides when the calls of an episode may be sent. This one holds none back."""
+class CallGate(Protocol):
+    """Decides when the calls of an episode may be sent."""
 
     def holds(self, call: Call) -> bool:
         """Whether the call has to wait now."""
-        return False
+        ...
 
     async def passed(self, call: Call) -> None:
         """Wait until the call may be sent."""
+        ...
 
     def call_ended(self) -> None:
         """A call has its outcome."""
+        ...
 
 
 class KnownCalls:
@@ -330,8 +346,8 @@ class KnownCalls:
     """
 
     def __init__(self) -> None:
-        # Digests of keys, with the number and the digest of each one's call; the oldest is first.
-        self._by_key: dict[bytes, tuple[int, str]] = {}
+        # Keys, with the number and the digest of each one's call; the oldest is first.
+        self._by_key: dict[str, tuple[int, str]] = {}
         self.running: dict[int, Call] = {}
         """The calls without a reply so far, by their numbers."""
         # Calls of sessions whose response was not handed over; ended ones without params and outcome.
@@ -358,7 +374,7 @@ class KnownCalls:
     def by_keys(self, keys: RequestKeys, digest: str = "") -> Call | None:
         """The call that has a key of this request. `digest`: what it must have. Raises BadRequestError."""
         for text in keys.texts:
-            if (found := self._by_key.get(_key(text))) is None:
+            if (found := self._by_key.get(text)) is None:
                 continue
             seq, known_digest = found
             if digest and known_digest != digest:
@@ -366,18 +382,18 @@ class KnownCalls:
                     f"operation {quoted(keys.operation or '')} was another call, with another tool or other "
                     "arguments; a request that is sent again must be the same, and a new one needs a new id"
                 )
-            return self.running.get(seq) or Call(seq=seq, digest=digest, keys=keys, is_ended=True)
+            return self.running.get(seq) or Call(seq=seq, digest=digest, keys=keys, known=self, is_ended=True)
         return None
 
     def add(self, call: Call) -> None:
         """Keep a call that begins. Its keys are new."""
-        self.running[call.seq] = call
+        self.running[call.seq], call.known = call, self
         self._keep_lost(call)
         self.remember(call.seq, call.digest, call.keys.texts)
 
     def remember(self, seq: int, digest: str, texts: Iterable[str]) -> bool:
         """Keep a request's keys for a call, and drop the oldest over MAX_KEYS; False if all are known."""
-        new = [key for text in texts if (key := _key(text)) not in self._by_key]
+        new = [text for text in texts if text not in self._by_key]
         for key in new:
             self._by_key[key] = seq, digest
             if len(self._by_key) > MAX_KEYS:
@@ -389,7 +405,7 @@ class KnownCalls:
         self.running.pop(call.seq, None)
         self._lost.pop(call.seq, None)
         for text in call.keys.texts:
-            self._by_key.pop(_key(text), None)
+            self._by_key.pop(text, None)
 
     def end(self, call: Call, outcome: Outcome) -> None:
         """The call has ended, and the trajectory has its reply."""
@@ -400,14 +416,8 @@ class KnownCalls:
         else:
             self._drop_outcome(call)
 
-    def response_over(self, call: Call, waiter: Waiter, *, handed_over: bool) -> None:
-        """The response to a request that has waited for a call is over.
-
-        `handed_over`: the transport had its last byte while the connection was there.
-        """
-        call.remove(waiter)
-        if not call.is_ended:
-            return  # the response was another: the call goes on without it
+    def response_over(self, call: Call, *, handed_over: bool) -> None:
+        """The response to a request that has waited for an ended call is over. See `Call.remove`."""
         if handed_over:
             self._lost.pop(call.seq, None)
         elif call.outcome is None and call.digest:
@@ -423,9 +433,5 @@ class KnownCalls:
 
     def _drop_outcome(self, call: Call) -> None:
         """Keep of a call whose response was not handed over that it has ended."""
-        if not call.waiters and call.outcome is not None and call.seq in self._lost:
-            self._lost[call.seq] = Call(seq=call.seq, digest=call.digest, keys=call.keys, is_ended=True)
-
-
-def _key(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+        if not call.waiters and call.seq in self._lost:
+            call.outcome, call.params = None, CallParams()

@@ -83,7 +83,8 @@ class EpisodeCalls:
         close: Callable[[TruncationCause], bool],
     ) -> None:
         """`close` closes the attempt for a limit that was reached, and returns whether it will be graded."""
-        self.gate = CallGate()
+        self.gate: CallGate | None = None
+        """What holds calls back before they are sent."""
         self.known = KnownCalls()
         self.restored = Flag()
         """Requests wait for it: they may repeat a call of a server that died, which `restore` finds."""
@@ -133,7 +134,7 @@ class EpisodeCalls:
 
         The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
         ready, it waits. If the request repeats an earlier call, that one is returned, and nothing runs. The
-        request, `waiter`, ends with `known.response_over`. Raises UnknownToolError, EpisodeClaimedError,
+        request, `waiter`, ends with `Call.remove`. Raises UnknownToolError, EpisodeClaimedError,
         EpisodeEndedError, the cause of a failed set-up, and BadRequestError for arguments that are no JSON
         object, or an operation that was another call.
         """
@@ -240,7 +241,8 @@ class EpisodeCalls:
         self._session = session
         self._tools.route(name)
         call = self._begin(name, params, RequestKeys(), digest, replayed=seq)
-        await call.wait(Waiter())
+        call.add(waiter := Waiter())
+        await call.wait(waiter)
         assert call.outcome is not None
         return call.outcome
 
@@ -250,14 +252,15 @@ class EpisodeCalls:
         self, name: str, params: CallParams, keys: RequestKeys, digest: str, *, replayed: int | None = None
     ) -> Call:
         """Begin a new call; if this raises, nothing has happened. `replayed`: its number, see `replay`."""
-        route = None if self._tools.offered is None else self._tools.route(name)
+        offered = self._tools.offered
+        route = None if offered is None else offered.route(name)
         is_ready = self._state.phase not in NOT_READY
         if is_ready:
             self._require_open()
         call = Call(
             seq=self.last + 1 if replayed is None else replayed,
             name=name,
-            params=params.on_one_line(),
+            params=params,
             digest=digest,
             started_at=time.time(),
             keys=keys,
@@ -272,7 +275,7 @@ class EpisodeCalls:
                 and route is not None
                 and session.starts.is_running(route.server)
                 and not session.filters(route)
-                and not self.gate.holds(call)
+                and (self.gate is None or not self.gate.holds(call))
             ):
                 self._send(session, call, route)
             else:
@@ -330,7 +333,8 @@ class EpisodeCalls:
         """
         is_new = call.request is None
         if is_new:
-            await self.gate.passed(call)
+            if self.gate is not None:
+                await self.gate.passed(call)
             route = self._tools.route(call.name)
             await session.starts.ensure(route.server)
         else:
@@ -398,14 +402,14 @@ class EpisodeCalls:
 
     def _on_outcome(self, session: ToolSession, call: Call, outcome: Outcome | None) -> None:
         """A call has its reply, or an error; None if the connection to the driver has ended."""
+        if outcome is not None:
+            self._end(call, outcome)
+            return
 
         async def end_lost() -> None:
             self._end(call, await session.driver.closed_error())
 
-        if outcome is None:
-            self._start(call, end_lost)
-        else:
-            self._end(call, outcome)
+        self._start(call, end_lost)
 
     def on_absent(self, seconds: float) -> None:
         """Answer waiting requests, which may be sent again: the sandbox was out of reach for so long."""
@@ -432,11 +436,6 @@ class EpisodeCalls:
 
         Requests wait while the disk cannot be written: an evaluator must not judge a log that lacks replies.
         """
-
-        async def end_later() -> None:
-            await anyio.sleep(UNWRITTEN_SECONDS)
-            self._end(call, outcome)
-
         if call.is_ended:
             return
         try:
@@ -449,7 +448,7 @@ class EpisodeCalls:
                 self._close_full()
         except DiskFullError as error:
             if self._tasks is not None:
-                self._start(call, end_later)
+                self._start(call, partial(self._end_later, call, outcome))
                 return
             log.warning(
                 "the reply to a call is lost", extra=fields(episode=self._spec.public_id, why=error.message)
@@ -462,7 +461,12 @@ class EpisodeCalls:
             )
             outcome = _fault(error)
         self.known.end(call, outcome)
-        self.gate.call_ended()
+        if self.gate is not None:
+            self.gate.call_ended()
+
+    async def _end_later(self, call: Call, outcome: Outcome) -> None:
+        await anyio.sleep(UNWRITTEN_SECONDS)
+        self._end(call, outcome)
 
 
 async def _explained(error: DecathlonError, state: State) -> DecathlonError:

@@ -41,6 +41,8 @@ class Hold:
 class Lease:
     """The time limits of one episode. Times are by `time.monotonic`, the event loop's clock."""
 
+    # Requests mostly put the deadline off. The timer is left as it is then, and looks at the deadline again.
+
     def __init__(self, limits: EpisodeLimits) -> None:
         self._limits = limits
         self._absolute_deadline = math.inf
@@ -50,7 +52,7 @@ class Lease:
         self._ready_at = self._client_lost_at = math.inf
         self._used = self._lost_until_ready = self._ended = False
         self._scope: anyio.CancelScope | None = None
-        self._timer = LazyTimer(self._expire)
+        self._timer = LazyTimer(self._look)
 
     @property
     def deadline(self) -> float:
@@ -74,7 +76,7 @@ class Lease:
             with anyio.CancelScope() as self._scope:
                 if self._ended:
                     self._scope.cancel()
-                self._set_deadline()
+                self._watch()
                 yield self._scope
         finally:
             self.suspend()
@@ -83,20 +85,19 @@ class Lease:
         """Start the absolute time limit, of which so much has passed, and renew the idle one."""
         self._renewed_at = time.monotonic()
         self._absolute_deadline = self._renewed_at + self._limits.episode_seconds - elapsed_seconds
-        self._set_deadline()
+        self._watch()
 
     def mark_ready(self) -> None:
         """Start the limit for the first use, if there was none yet."""
         self._ready_at = time.monotonic()
         if self._lost_until_ready:
             self._client_lost_at = math.inf
-        self._set_deadline()
+        self._watch()
 
     def mark_used(self) -> None:
         """A request has named the episode: the limit for the first use does not apply any more."""
         if not self.expired:
             self._used = True
-            self._set_deadline()
 
     def acquire(self, *, use: bool = True) -> Hold:
         """Begin to serve a request or a stream. `use` False: it does not count as the first use."""
@@ -105,7 +106,6 @@ class Lease:
         if not self.expired:
             self._used = self._used or use
             self._client_lost_at = math.inf
-            self._set_deadline()
         return Hold(self)
 
     @contextmanager
@@ -120,14 +120,14 @@ class Lease:
     def end_hold(self, *, answered: bool) -> None:
         """Called by `Hold.release`."""
         self._holders -= 1
-        if self.expired:
-            return
-        self._renewed_at = time.monotonic()
-        if answered:
-            self._client_lost_at = math.inf
-        elif self._client_lost_at != math.inf:
-            self._client_lost_at = self._renewed_at
-        self._set_deadline()
+        if not self.expired:
+            self._renewed_at = time.monotonic()
+            if answered:
+                self._client_lost_at = math.inf
+            elif self._client_lost_at != math.inf:
+                self._client_lost_at = self._renewed_at
+            if not self._used or not answered:
+                self._watch()  # these limits may pass before the next look
 
     def lose_client(self, *, until_ready: bool = False) -> None:
         """The client's connection broke: the grace starts, and lasts until the next request.
@@ -137,7 +137,7 @@ class Lease:
         """
         if not (until_ready and self._ready_at != math.inf):
             self._client_lost_at, self._lost_until_ready = time.monotonic(), until_ready
-            self._set_deadline()
+            self._watch()
 
     def end(self) -> None:
         """Cancel the body of `limit`, now or as soon as it is entered."""
@@ -161,9 +161,17 @@ class Lease:
         )
         return min(deadlines, key=itemgetter(0))
 
-    def _set_deadline(self) -> None:
+    def _watch(self) -> None:
+        """Look again when the lease can expire at the earliest: a hold may end at any time."""
         if self._scope is not None:
-            self._timer.set(self.deadline)
+            idle = time.monotonic() + self._limits.idle_seconds
+            self._timer.set(min(self.deadline, idle) if self._holders else self.deadline)
+
+    def _look(self) -> None:
+        if self.deadline <= time.monotonic():
+            self._expire()
+        else:
+            self._watch()
 
     def _expire(self) -> None:
         if self._scope is not None:

@@ -17,6 +17,7 @@ from starlette.types import Scope, Send
 from decathlon_mcp.background import LazyTimer, background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.episodes.call import check_operation
+from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.authentication import Tokens
@@ -222,13 +223,13 @@ class McpEndpoints:
         # task and evaluate guesses there.
         if not context.by_agent_id:
             context.principal = self._tokens.require(context.headers.text(b"authorization"))
-        context.principal = context.principal.in_session(context.headers.text(SESSION))
 
     def _find_subject(self, context: RequestContext) -> None:
         """Find the episode or the task of the address. Raises UnknownEpisodeError, UnknownTaskError."""
         kind, name, _ = context.address
         if kind == "episode" and context.access is None:
-            context.access = self._registry.access(name, context.principal)
+            episode = self._registry.find(name, context.principal)
+            context.access = EpisodeAccess.by_handle(episode, context.principal)
         if kind == "task" and SESSION not in context.headers and name != RANDOM_TASK:
             self._registry.catalogue.find(name)
 

@@ -1,16 +1,10 @@
-"""The service for one episode, and an episode's tools over MCP, which the lobby serves too.
-
-The progress on one token must not decrease. A request that waits for its episode and then for a tool has
-notifications of both, and a request that is continued by another server process starts to wait again: this
-server's own progress and the progress of the task's server are one sequence.
-"""
+"""The service for one episode, and an episode's tools over MCP, which the lobby serves too."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +12,7 @@ import anyio
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.replies import Reply
-from decathlon_mcp.episodes.call import Call, Waiter
+from decathlon_mcp.episodes.call import Call
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import NOT_READY, Phase
@@ -37,8 +31,6 @@ from decathlon_mcp.protocol.messages import (
     INVALID_PARAMS,
     LIST,
     LIST_PROMPTS,
-    LOG_LEVEL_KEY,
-    PROGRESS_TOKEN,
     UNSUPPORTED_VERSION,
     Kind,
     McpError,
@@ -58,7 +50,6 @@ from decathlon_mcp.protocol.results import (
     error_result,
     verdict_result,
 )
-from decathlon_mcp.protocol.sessions import LOG_LEVELS
 from decathlon_mcp.types import JsonObject, Names, as_json, json_kind
 from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
 
@@ -237,7 +228,7 @@ class TaskService(EpisodeService):
 
 async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:
     """The episode's tools; waits until they are known, which can be before the episode is ready."""
-    async with Progress(request).waiting(access.episode, unit=1.0):
+    async with waiting(request, access.episode, unit=1.0):
         offered = await access.episode.tools.known()
         if access.episode.spec.calls_before:
             # The client has to know whether the calls before its own were made.
@@ -276,9 +267,11 @@ async def call_tool(
             only_argument(request.decoded_arguments(), EVALUATE)
             await request.accepted(Kind.EVALUATE, agent=agent)
             return await evaluate(episode, request)
-        waiter = _waiter(request)
-        call = await episode.calls.accept(request.name, request.call_params, waiter)
-        return await _reply(episode, request, call, waiter, agent)
+        # Without sessions, a client that loses its connection and one that cancels look the same. One that
+        # chose an operation comes back.
+        request.detached = request.session is None and request.operation is not None
+        call = await episode.calls.accept(request.name, request.call_params, request)
+        return await _reply(episode, request, call, agent)
     except DecathlonError as error:
         if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
             return error_result(error)
@@ -290,8 +283,8 @@ async def call_tool(
 
 async def evaluate(episode: Episode, request: Request) -> JsonObject:
     """The result of `evaluate`; waits until the attempt is graded."""
-    now, progress = time.time(), Progress(request)
-    async with progress.waiting(episode):
+    now = time.time()
+    async with waiting(request, episode):
         await episode.set_up()
 
     def state() -> tuple[str, float]:
@@ -299,7 +292,7 @@ async def evaluate(episode: Episode, request: Request) -> JsonObject:
         message = "is being graded" if waits_for is None else f"waits for {waits_for}"
         return f"the attempt {message}", now if claim is None else claim.at.timestamp()
 
-    async with progress.reporting(state):
+    async with reporting(request, state):
         verdict = await episode.evaluate()
     return verdict_result(verdict, episode.spec.policy)
 
@@ -312,7 +305,7 @@ async def _claim(episode: Episode, request: Request, agent: str, *, again: bool)
         if answer is not None and not isinstance(answer, str):
             raise BadRequestError(f"claim_done: `answer` must be a string, not {json_kind(answer)}")
         await request.accepted(Kind.CLAIM, agent=agent)
-        async with Progress(request).waiting(episode):
+        async with waiting(request, episode):
             await episode.set_up()
         first = await episode.claim_done(answer, operation=request.last_key)
     return claim_result(first=first, is_graded=episode.is_graded)
@@ -329,51 +322,22 @@ async def claimed_before(episode: Episode, request: Request) -> bool:
     return episode.claim.operation == request.last_key
 
 
-def _waiter(request: Request) -> Waiter:
-    """The request as one that waits for a call's reply, with the call's notifications before."""
-
-    async def on_message(params: JsonObject) -> None:
-        # 2026-07-28 asks request by request and gets none by default.
-        session = request.session
-        minimum = request.meta.get(LOG_LEVEL_KEY) if session is None else session.log_level
-        level = params.get("level")
-        if level not in LOG_LEVELS or minimum not in LOG_LEVELS:
-            return
-        if LOG_LEVELS.index(level) >= LOG_LEVELS.index(minimum):
-            # A reply in JSON cannot carry it; then the session's own stream does, if there is one.
-            await request.notify("notifications/message", params, with_reply=request.can_stream)
-
-    return Waiter(
-        keys=request.keys,
-        # Without sessions, a client that loses its connection and one that cancels look the same. One that
-        # chose an operation comes back.
-        detached=request.session is None and request.operation is not None,
-        is_gone=request.is_gone,
-        on_message=on_message,
-    )
-
-
 async def _reply_again(episode: Episode, request: Request) -> Reply:
     """The reply to a call that was accepted on an earlier connection."""
-    waiter = _waiter(request)
-    call = await episode.calls.find(waiter)
+    call = await episode.calls.find(request)
     if call is None:
         raise UnansweredError("the server no longer has the reply to this call, or the call was not made")
     if not call.is_ended and call.keys.texts[-1:] == request.keys.texts[-1:]:
         # A client that comes back does not send `_meta` again. Another request has a `_meta` of its own.
         request.meta = call.params.meta
-    return await _reply(episode, request, call, waiter)
+    return await _reply(episode, request, call)
 
 
-async def _reply(episode: Episode, request: Request, call: Call, waiter: Waiter, agent: str = "") -> Reply:
+async def _reply(episode: Episode, request: Request, call: Call, agent: str = "") -> Reply:
     """The reply of a task's server to a call that was accepted. `agent`: see `Request.accepted`."""
-    request.call = call
-    request.on_answered = partial(episode.calls.known.response_over, call, waiter)
     await request.accepted(Kind.CALL, agent=agent)
-    progress = Progress(request)
-    waiter.on_progress = progress.relay
-    async with progress.waiting(episode):
-        reply = await episode.calls.reply_of(call, waiter)
+    async with waiting(request, episode):
+        reply = await episode.calls.reply_of(call, request)
     request.context.replied_at = time.perf_counter()
     return reply
 
@@ -394,60 +358,49 @@ def only_argument(arguments: JsonObject | None, tool: str, allowed: str | None =
     return (arguments or {}).get(allowed) if allowed else None
 
 
-class Progress:
-    """The progress of one request, if its client asked for it."""
+def waiting(
+    request: Request, episode: Episode, unit: float = WAITING_UNIT
+) -> AbstractAsyncContextManager[None]:
+    """Report what an episode waits for until it is ready: at once if that is another episode."""
+    if not request.reports_progress or episode.was_ready:
+        # A sandbox that is taken back from a dead server takes seconds. To report them could contradict what
+        # the request has reported there.
+        return nullcontext()
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._token = request.meta.get(PROGRESS_TOKEN) if request.can_stream else None
-        self._last = 0.0
+    def state() -> tuple[str, float] | None:
+        waits_for = episode.waits_for
+        message = "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
+        return (message, episode.started_at) if episode.state.phase in NOT_READY else None
 
-    async def relay(self, params: JsonObject) -> None:
-        """Pass on a notification of the task's server, under the client's own token."""
-        if self._token is not None:
-            self._last = max(params["progress"], self._last)
-            params = {**params, "progress": self._last, PROGRESS_TOKEN: self._token}
-            await self._request.notify("notifications/progress", params)
+    return reporting(request, state, unit=unit, at_once=episode.waits_for is not None)
 
-    @asynccontextmanager
-    async def waiting(self, episode: Episode, unit: float = WAITING_UNIT) -> AsyncGenerator[None]:
-        """Report what an episode waits for until it is ready: at once if that is another episode."""
-        if self._token is None or episode.was_ready:
-            # A sandbox that is taken back from a dead server takes seconds. To report them could contradict
-            # what the request has reported there.
-            yield
-            return
 
-        def state() -> tuple[str, float] | None:
-            waits_for = episode.waits_for
-            message = "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
-            return (message, episode.started_at) if episode.state.phase in NOT_READY else None
+@asynccontextmanager
+async def reporting(
+    request: Request,
+    state: Callable[[], tuple[str, float] | None],
+    *,
+    unit: float = 1.0,
+    at_once: bool = False,
+) -> AsyncGenerator[None]:
+    """Send progress every `PROGRESS_SECONDS` in the context, as long as there is a `state`.
 
-        async with self.reporting(state, unit=unit, at_once=episode.waits_for is not None):
-            yield
+    `state`: a message, and the time of the wall clock since when it is counted, which another server process
+    knows too. The progress is the number of seconds times `unit`. `at_once`: also at the beginning.
+    """
+    if not request.reports_progress:
+        yield
+        return
 
-    @asynccontextmanager
-    async def reporting(
-        self, state: Callable[[], tuple[str, float] | None], *, unit: float = 1.0, at_once: bool = False
-    ) -> AsyncGenerator[None]:
-        """Send progress every `PROGRESS_SECONDS` in the context, as long as there is a `state`.
+    async def send_repeatedly() -> None:
+        if not at_once:
+            await anyio.sleep(PROGRESS_SECONDS)
+        while (current := state()) is not None:
+            message, since = current
+            progress = max(round(time.time() - since), 0) * unit
+            await request.report_progress({"progress": progress, "message": message})
+            await anyio.sleep(PROGRESS_SECONDS)
 
-        `state`: a message, and the time of the wall clock since when it is counted, which another server
-        process knows too. The progress is the number of seconds times `unit`. `at_once`: also at the
-        beginning.
-        """
-        if self._token is None:
-            yield
-            return
-
-        async def send_repeatedly() -> None:
-            if not at_once:
-                await anyio.sleep(PROGRESS_SECONDS)
-            while (current := state()) is not None:
-                message, since = current
-                await self.relay({"progress": max(round(time.time() - since), 0) * unit, "message": message})
-                await anyio.sleep(PROGRESS_SECONDS)
-
-        async with background_tasks() as tasks:
-            tasks.start_soon(send_repeatedly)
-            yield
+    async with background_tasks() as tasks:
+        tasks.start_soon(send_repeatedly)
+        yield

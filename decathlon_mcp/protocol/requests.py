@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec import UnsetType
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.driver.replies import CallParams, Reply
-from decathlon_mcp.episodes.call import Call, check_operation
+from decathlon_mcp.episodes.call import Waiter, check_operation
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.specification import Principal
@@ -33,6 +33,7 @@ from decathlon_mcp.protocol.messages import (
     INVALID_PARAMS,
     LIST,
     LIST_PROMPTS,
+    LOG_LEVEL_KEY,
     METHOD_NOT_FOUND,
     OPERATION_KEY,
     PING,
@@ -167,7 +168,7 @@ class RequestContext(msgspec.Struct, eq=False):
                 episode.lease.lose_client(until_ready=True)
 
 
-class Request(ABC):
+class Request(Waiter, ABC):
     """A request on its way. `session`: None in revisions without sessions."""
 
     params = _NO_PARAMS
@@ -177,10 +178,9 @@ class Request(ABC):
     """The name and the arguments of a call."""
     can_stream = True
     """Whether notifications can be sent before the result."""
-    call: Call | None = None
-    """The call of a task's tool that the request began or repeats, once that is known."""
-    on_answered: Callable[..., object] | None = None
-    """Called when the response is over. `handed_over`: the client was there for all of it."""
+    _request_keys: RequestKeys | None = None
+    _progress = 0.0
+    """The progress that was reported last."""
 
     def __init__(
         self, message: Message, context: RequestContext, session: Session | None, version: str
@@ -210,11 +210,13 @@ class Request(ABC):
         """What names the response for a client that comes back; None if it cannot."""
         return None
 
-    @cached_property
+    @property
     def keys(self) -> RequestKeys:
         """The keys by which the client comes back to the request's call. Raises BadRequestError."""
-        session_id = None if self.session is None else self.session.id
-        return RequestKeys(self.operation, session_id, self.event_key)
+        if self._request_keys is None:
+            session_id = None if self.session is None else self.session.id
+            self._request_keys = RequestKeys(self.operation, session_id, self.event_key)
+        return self._request_keys
 
     @property
     def last_key(self) -> str | None:
@@ -240,7 +242,34 @@ class Request(ABC):
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the arguments are not valid JSON: {error}") from None
 
-    # the connection
+    # what comes before the answer
+
+    async def on_notification(self, params: JsonObject, *, is_progress: bool) -> None:
+        if is_progress:
+            await self.report_progress(params)
+            return
+        # 2026-07-28 asks request by request and gets none by default.
+        minimum = self.meta.get(LOG_LEVEL_KEY) if self.session is None else self.session.log_level
+        level = params.get("level")
+        if level in LOG_LEVELS and minimum in LOG_LEVELS[: LOG_LEVELS.index(level) + 1]:
+            # A reply in JSON cannot carry it; then the session's own stream does, if there is one.
+            await self.notify("notifications/message", params, with_reply=self.can_stream)
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether the client asked for progress, and can get it."""
+        return self.can_stream and self.meta.get(PROGRESS_TOKEN) is not None
+
+    async def report_progress(self, params: JsonObject) -> None:
+        """Send progress, the server's own or a task's server's, under the client's token.
+
+        The progress on one token must not decrease. A request that waits for its episode and then for a tool
+        has notifications of both, and one that is continued by another server process starts to wait again.
+        """
+        if self.reports_progress:
+            self._progress = max(params["progress"], self._progress)
+            params = {**params, "progress": self._progress, PROGRESS_TOKEN: self.meta[PROGRESS_TOKEN]}
+            await self.notify("notifications/progress", params)
 
     async def accepted(self, kind: Kind, *, agent: str = "") -> None:
         """The request is on record where it must be: from now on its client may come back for the answer.
@@ -252,10 +281,6 @@ class Request(ABC):
     @abstractmethod
     async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
         """Send a notification, before the reply or on the session's own stream."""
-
-    async def is_gone(self) -> bool:
-        """Whether the connection broke on which the client waits for the reply."""
-        return False
 
     @abstractmethod
     def cancel(self, *, session_ended: bool = False) -> None:
@@ -307,10 +332,8 @@ class Request(ABC):
         """The response is over. `handed_over`: the client was there for all of it."""
         if self.session is not None:
             self.session.requests.pop(self, None)
-        # It refers to this request: a cycle.
-        on_answered, self.on_answered = self.on_answered, None
-        if on_answered is not None:
-            on_answered(handed_over=handed_over)
+        if self.call is not None:
+            self.call.remove(self, handed_over=handed_over)
 
 
 def require_room(waiting: int) -> None:

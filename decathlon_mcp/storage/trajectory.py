@@ -78,7 +78,6 @@ _CALL_EVENTS = frozenset({"accepted", "call", "reply", "joined"})
 _INDEXED_EVENTS = _CALL_EVENTS | {"note"}
 _ORIGINS = frozenset({"accepted", "call", "joined"})
 """Lines that have members which a next server needs behind their long one."""
-_INDEXED_MEMBERS = ("seq", "calls", "server", "tool", "failed", "seconds")
 _LONG_MEMBERS = tuple(
     f',"{name}":'.encode() for name in ("arguments", "result", "failure", "error", "text", "prompt", "answer")
 )
@@ -198,15 +197,16 @@ class Index:
             self.size_bytes = place + size
             # No server can have given a number that is much higher.
             if line.seq <= self.lines + MAX_SKIPPED_CALLS:
-                self.add(event, line, place, size)
+                self.add(event, place, size, **msgspec.structs.asdict(line))
                 yield event, line, data
 
-    def add(self, event: str, line: Line, place: int, size: int) -> None:
+    def add(self, event: str, place: int, size: int, /, **members: Any) -> None:
+        """Add a line of so many bytes at a place. `members`: at least those of `Line` that the line has."""
         match event:
-            case "accepted" | "call" | "reply" if line.seq > 0:
-                self._add_call(event, line, place)
+            case "call" | "reply" | "accepted" if members["seq"] > 0:
+                self._add_call(event, place, **members)
             case "note":
-                self.note_calls.append(line.calls)
+                self.note_calls.append(members["calls"])
                 self.notes.append(place)
                 self.notes_bytes += size
             case "ready":  # the newest: a set-up may have started over
@@ -216,29 +216,41 @@ class Index:
             case _:
                 pass
 
-    def _add_call(self, event: str, line: Line, place: int) -> None:
+    def _add_call(
+        self,
+        event: str,
+        place: int,
+        /,
+        *,
+        seq: int,
+        time: float,
+        server: str | None = None,
+        tool: str | None = None,
+        failed: bool = False,
+        seconds: float | None = None,
+        **_: object,
+    ) -> None:
         self.lines += 1
-        at = line.seq - 1
-        if (missing := line.seq - len(self.calls)) > 0:
-            self.times.extend([line.time] * missing)
+        at = seq - 1
+        if (missing := seq - len(self.calls)) > 0:
+            self.times.extend([time] * missing)
             self.seconds.extend([math.nan] * missing)
             self.flags.extend(bytes(missing))
             self.replies.extend([NOTHING] * missing)
             self.calls.extend([NOTHING] * missing)
-            self.last = line.seq  # after the tables: readers in other threads go by it
+            self.last = seq  # after the tables: readers in other threads go by it
         if event == "reply":
             if self.replies[at] == NOTHING:
-                self.count_reply(line.seq, failed=line.failed)
+                self.count_reply(seq, failed=failed)
             self.replies[at] = place
-            self.flags[at] = self.flags[at] & _SENT | (_FAILED if line.failed else 0)
-            if line.seconds is not None:
-                self.seconds[at] = line.seconds
+            self.flags[at] = self.flags[at] & _SENT | (_FAILED if failed else 0)
+            self.seconds[at] = self.seconds[at] if seconds is None else seconds
             return
         self.calls[at] = place
         if event == "call" and not self.flags[at] & _SENT:
             self.flags[at] |= _SENT
             self.sent += 1
-            self.tools.add((line.server or "", line.tool or ""))
+            self.tools.add((server or "", tool or ""))
 
     def count_reply(self, seq: int, *, failed: bool) -> None:
         """Count the reply to a call, if it was sent."""
@@ -344,12 +356,8 @@ class Trajectory:
             line = as_json_with_raw({"event": event, "time": now, **values}) + b"\n"
             if not self._may_add(event, len(line)) or not self._write(self._out, event, line):
                 return False
-            place, self._end = self._end, self._end + len(line)
-            members = _NO_MEMBERS
-            if event in _INDEXED_EVENTS:
-                known = {name: values[name] for name in _INDEXED_MEMBERS if name in values}
-                members = Line(time=now, **known)
-            self.index.add(event, members, place, len(line))
+            self.index.add(event, self._end, len(line), time=now, **values)
+            self._end += len(line)
         return True
 
     def _may_add(self, event: str, size_bytes: int) -> bool:

@@ -237,7 +237,7 @@ async def test_calls_without_a_settled_state_after_them_are_refused(tmp_path: Pa
         await overlapping.ready()
         with pytest.raises(BadRequestError, match="there is no call 4 to branch after"):
             await branch(registry, source.id, 4)
-        cancelled = Waiter(keys=RequestKeys("stop"))
+        cancelled = Waiter(RequestKeys("stop"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_swallow, source, cancelled)
             while source.calls.sent < 4:

@@ -29,6 +29,7 @@ from decathlon_sandbox.streams import Backpressure
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream as stream_module
 from decathlon_mcp.driver.link import DriverLink
+from decathlon_mcp.driver.messages import read_answer
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import ProviderUnavailableError
 
@@ -245,7 +246,7 @@ class Server:
             self._counts.calls += 1
 
         self.unanswered[request_id] = text
-        link.send(request_id, wire.CALL, {"text": text}, lambda message: message, settle)
+        link.send(request_id, wire.CALL, {"text": text}, read_answer, settle)
 
 
 async def run_model(seed: int, calls: int) -> Counts:

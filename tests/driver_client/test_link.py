@@ -17,7 +17,7 @@ from decathlon_sandbox import wire
 from decathlon_mcp.driver import link as link_module
 from decathlon_mcp.driver import stream as stream_module
 from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, DriverLink
-from decathlon_mcp.driver.messages import Message, Notification
+from decathlon_mcp.driver.messages import Notification, read_answer
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,
@@ -194,8 +194,8 @@ class Observed:
         self.done.set()
 
 
-def _result(message: Message) -> Any:
-    return json.loads(bytes(message.result or b"null"))
+def _result(payload: bytes) -> Any:
+    return json.loads(bytes(read_answer(payload).result or b"null"))
 
 
 async def test_notifications_come_in_order_before_the_reply() -> None:
@@ -282,7 +282,7 @@ async def long_reply_in_thread(link: DriverLink, peer: Peer, outcomes: list[Any]
     """Send a request whose long reply is being read in a thread, until the event is set."""
     reading, resume = anyio.Event(), threading.Event()
 
-    def read(message: Message) -> str:
+    def read(payload: bytes) -> str:
         anyio.from_thread.run_sync(reading.set)
         resume.wait(10)
         return "long"

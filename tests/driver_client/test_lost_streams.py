@@ -19,6 +19,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream as stream_module
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.driver.link import DriverLink
+from decathlon_mcp.driver.messages import read_answer
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -163,7 +164,7 @@ async def narrow_connection() -> AsyncGenerator[tuple[DriverLink, NarrowStream, 
 
 
 def send(link: DriverLink, method: str, params: JsonObject, outcomes: list[Any]) -> int:
-    link.send(number := link.new_request_id(), method, params, lambda message: message, outcomes.append)
+    link.send(number := link.new_request_id(), method, params, read_answer, outcomes.append)
     return number
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
-from msgspec import Raw
 
 from decathlon_mcp.driver.mcp_schema import (
     MAX_GROWN_BYTES,
@@ -22,7 +21,6 @@ from decathlon_mcp.driver.mcp_schema import (
     valid_definition,
     valid_notification,
 )
-from decathlon_mcp.driver.messages import Message
 from decathlon_mcp.driver.replies import Reply, read_reply
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.types import as_json
@@ -40,8 +38,7 @@ from tests.fuzz.results import (
 
 def read(result: Any) -> Reply:
     text = result if isinstance(result, str) else json.dumps(result)
-    envelope = f'{{"jsonrpc":"2.0","id":1,"result":{text}}}'.encode()
-    return read_reply(Message(result=Raw(envelope)), server="files", limit_bytes=1 << 22)
+    return read_reply(f'{{"result":{{"jsonrpc":"2.0","id":1,"result":{text}}}}}'.encode(), server="files")
 
 
 def fault(result: Any) -> str | None:

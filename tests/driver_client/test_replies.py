@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec import Raw
 
-from decathlon_mcp.driver.messages import Message, read_message
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
 from decathlon_mcp.errors import DriverError, LimitExceededError
-
-LIMIT_BYTES = 1 << 20
 
 
 def read(result: str | bytes, *, overlong: str = "") -> Reply:
@@ -21,10 +17,7 @@ def read(result: str | bytes, *, overlong: str = "") -> Reply:
     text = result.encode() if isinstance(result, str) else result
     member = f'"overlong":{overlong},'.encode() if overlong else b""
     line = b'{"jsonrpc":"2.0","id":7,%b"result":{"jsonrpc":"2.0","id":1,"result":%b}}' % (member, text)
-    message = read_message(line)
-    if isinstance(message.result, msgspec.UnsetType):
-        raise DriverError("unreadable", reason="server")
-    return read_reply(message, server="files", limit_bytes=LIMIT_BYTES)
+    return read_reply(line, server="files")
 
 
 def text_of(reply: Reply) -> str:
@@ -113,7 +106,7 @@ def test_keys_of_this_server_are_removed_however_they_are_written(result: str, e
 def test_text_that_some_client_cannot_read_is_refused(value: str) -> None:
     with pytest.raises(DriverError) as caught:
         read(f'{{"content":[{{"type":"text","text":{value}}}]}}')
-    assert caught.value.data == {"reason": "server"}
+    assert caught.value.data["reason"] in ("server", "invalid_reply")
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"])
@@ -128,7 +121,6 @@ def test_text_that_is_not_utf8_is_refused(value: bytes) -> None:
     [
         '{"a":%s}' % ("[" * 130 + "]" * 130),
         '{{"a":[{}]}}'.format(",".join(["1"] * 100_001)),
-        '{"a":"%s"}' % ("x" * LIMIT_BYTES),
         '{"content":[],"_meta":{"a":%s}}' % ("[" * 130 + "]" * 130),
         '{"content":[],"structuredContent":{"a":%s}}' % ("[" * 130 + "]" * 130),
         '{{"content":[],"structuredContent":{{"a":[{}]}}}}'.format(",".join(["1"] * 100_001)),
@@ -144,7 +136,7 @@ def test_a_reply_over_a_limit_is_refused(result: str) -> None:
 
 
 def read_envelope(reply: Any) -> Reply:
-    return read_reply(Message(result=Raw(json.dumps(reply).encode())), server="files", limit_bytes=100)
+    return read_reply(json.dumps({"result": reply}).encode(), server="files")
 
 
 @pytest.mark.parametrize("reply", [None, [], {}, {"error": None}])
@@ -199,11 +191,11 @@ def test_members_can_be_added_to_a_result() -> None:
     )
 
 
-def test_arguments_are_sent_as_the_client_sent_them_on_one_line() -> None:
-    params = CallParams(b'{\n "a": 1.0,\r\n "b": "\\n"}', {"k": 1}).on_one_line()
+def test_arguments_are_sent_as_the_client_sent_them() -> None:
+    params = CallParams(b'{ "a": 1.0, "b": "\\n"}', {"k": 1})
     assert params.for_tool("read") == {
         "name": "read",
-        "arguments": Raw(b'{  "a": 1.0,\r  "b": "\\n"}'),
+        "arguments": Raw(b'{ "a": 1.0, "b": "\\n"}'),
         "_meta": {"k": 1},
     }
     assert CallParams().for_tool("read") == {"name": "read"}

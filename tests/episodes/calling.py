@@ -16,4 +16,4 @@ async def make_call(
     try:
         return await episode.calls.reply_of(call, waiter)
     finally:
-        episode.calls.known.response_over(call, waiter, handed_over=True)
+        call.remove(waiter, handed_over=True)

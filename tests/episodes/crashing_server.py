@@ -176,7 +176,7 @@ def make_ready(episode: Episode, session: ToolSession) -> None:
 
 
 def caller_of(operation: str) -> Waiter:
-    return Waiter(keys=RequestKeys(operation))
+    return Waiter(RequestKeys(operation))
 
 
 async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:

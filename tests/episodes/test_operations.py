@@ -97,13 +97,15 @@ async def what_a_slow_caller_sees(notifications: Iterable[Notification]) -> list
     seen: list[int] = []
     resume = anyio.Event()
 
-    async def on_message(params: JsonObject) -> None:
-        seen.append(params["number"])
-        await resume.wait()
+    class SlowWaiter(Waiter):
+        async def on_notification(self, params: JsonObject, *, is_progress: bool) -> None:
+            seen.append(params["number"])
+            await resume.wait()
 
     call = Call(seq=1, digest="")
+    call.add(waiter := SlowWaiter())
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call.wait, Waiter(on_message=on_message))
+        tasks.start_soon(call.wait, waiter)
         await anyio.wait_all_tasks_blocked()
         for notification in notifications:
             call.on_notification(notification)
@@ -119,12 +121,13 @@ async def what_a_slow_caller_sees(notifications: Iterable[Notification]) -> list
 async def test_one_of_two_requests_that_come_at_once_gets_the_reply_of_a_lost_call() -> None:
     known, settled = KnownCalls(), anyio.Event()
 
-    async def is_gone() -> bool:
-        await settled.wait()
-        return True
+    class LostWaiter(Waiter):
+        async def is_gone(self) -> bool:
+            await settled.wait()
+            return True
 
     keys = RequestKeys(session="s")
-    lost = Call(seq=1, digest="d", keys=keys, waiters=[Waiter(is_gone=is_gone)])
+    lost = Call(seq=1, digest="d", keys=keys, waiters=[LostWaiter()])
     known.add(lost)
     found: list[Call | None] = []
 

@@ -511,9 +511,7 @@ def write_calls(trajectory: Trajectory) -> None:
 async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> None:
     """Send a call again, as a client does that lost its server."""
     try:
-        reply = await make_call(
-            episode, "probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation))
-        )
+        reply = await make_call(episode, "probe__echo", CallParams(), waiter=Waiter(RequestKeys(operation)))
         outcomes.append(reply.decoded()["result"]["content"][0]["text"])
     except DecathlonError as error:
         outcomes.append(error.message)
@@ -726,7 +724,7 @@ async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply
     ):
         calls, origin = only(registry).calls, RequestKeys("one")
         with anyio.fail_after(10):
-            waiter = Waiter(keys=origin)
+            waiter = Waiter(origin)
             call = await calls.find(waiter)
             assert call is not None
             reply = await calls.reply_of(call, waiter)

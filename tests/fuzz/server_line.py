@@ -13,7 +13,7 @@ from decathlon_sandbox import wire
 from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 
 from decathlon_mcp.driver.link import DriverLink
-from decathlon_mcp.driver.messages import MAX_DEPTH, Message, Notification
+from decathlon_mcp.driver.messages import MAX_DEPTH, Notification
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import ViolationError
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError
@@ -104,8 +104,8 @@ def _receive(link: Any, data: bytes) -> bool:
     return True
 
 
-def _read(message: Message) -> Reply:
-    return read_reply(message, server="files", limit_bytes=LIMIT_BYTES // 2)
+def _read(payload: bytes) -> Reply:
+    return read_reply(payload, server="files")
 
 
 def _check_notification(notification: Notification) -> None:

@@ -16,12 +16,12 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, SocketStream
 from decathlon_sandbox import wire
-from decathlon_sandbox.tunnels import answer
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import DriverError, SandboxLostError
 from decathlon_mcp.plugins import tunnels
+from decathlon_mcp.plugins.inside_tunnels import answer
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import DriverPeer, WireError

@@ -15,6 +15,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from hashlib import blake2b, sha256
 from pathlib import PurePosixPath
 from typing import Any
@@ -60,6 +61,7 @@ class ToolRoute:
     schema: JsonObject = field(default_factory=dict[str, Any], compare=False, repr=False)
 
 
+@cache
 def claim_name(names: Names) -> str:
     """Name of the tool that ends an attempt."""
     return spell(names, LOCAL, CLAIM)

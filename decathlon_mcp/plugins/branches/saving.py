@@ -26,7 +26,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient, connect
 from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
-from decathlon_mcp.episodes.call import Call, CallGate
+from decathlon_mcp.episodes.call import Call
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.extensions import Opened
@@ -57,7 +57,7 @@ COPY_SECONDS = 20.0
 """How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
 
 
-class CallPauses(CallGate):
+class CallPauses:
     """Times in which no call of an episode runs: new calls wait, those that were accepted before may end."""
 
     def __init__(self, calls: EpisodeCalls) -> None:

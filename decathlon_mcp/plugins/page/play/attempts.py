@@ -341,8 +341,10 @@ class PlayPages:
     async def _call(self, episode: Episode, name: str, arguments: str, nonce: str) -> int:
         """Call a tool; returns the call's number. The same form with the same arguments calls once."""
         # Another number in a form that one has gone back to is another call.
-        waiter = Waiter(keys=RequestKeys(_operation(nonce, name, arguments)), detached=True)
-        call = await episode.calls.accept(name, CallParams(arguments.encode()), waiter)
+        waiter = Waiter(RequestKeys(_operation(nonce, name, arguments)), detached=True)
+        # Line feeds are between tokens. Messages to a sandbox are lines.
+        text = arguments.replace("\n", " ").encode()
+        call = await episode.calls.accept(name, CallParams(text), waiter)
         with anyio.move_on_after(REPLY_SECONDS):
             await call.wait(waiter)
         return call.seq
@@ -411,7 +413,8 @@ async def _attend(episode: Episode, seconds: float, *calls: Call) -> None:
 
     async def wait(call: Call) -> None:
         with suppress(DecathlonError):
-            await call.wait(Waiter(detached=True))
+            call.add(waiter := Waiter(detached=True))
+            await call.wait(waiter)
 
     with anyio.move_on_after(seconds):
         async with anyio.create_task_group() as tasks:

@@ -2,6 +2,8 @@
 
 And `resolve`, a DNS server by which every host name leads to the loopback itself: together with forwarded
 ports, it leads programs to a proxy that ignore the variables for one.
+
+The driver's module `decathlon_sandbox.tunnels`, which is sent with the driver: Python 3.10, standard library.
 """
 
 from __future__ import annotations
