@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,6 +84,12 @@ class Agent:
             content=content,
         )
         return await self.shell(command)
+
+    async def is_fork(self) -> bool:
+        """Whether its server is a fork of a preloader, which has frozen the objects of its libraries."""
+        count = "__import__('gc').get_freeze_count()"
+        members = f"""'"result": {{"content": [{{"type": "text", "text": "%d"}}]}}' % {count}"""
+        return await self._text("root__reply", members=members) != "0"
 
     async def claim(self, answer: str | None = None) -> str:
         return await self._text("claim_done", **({} if answer is None else {"answer": answer}))
@@ -190,3 +197,32 @@ async def cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
                 await agent.shell(SOLUTIONS["sum-prices"])
                 verdict = await agent.verdict()
                 assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
+
+
+def forked_suite(folder: Path) -> str:
+    """A copy of the suite, whose server imports a library, so that it can be a fork."""
+    suite = folder / "suite"
+    shutil.copytree(SUITE, suite)
+    definition, server = suite / "configs/mcp_servers/root.yaml", suite / "local_servers/root_server.py"
+    definition.write_text(definition.read_text().replace('"-S", ', ""))
+    server.write_text(server.read_text().replace("import json\n", "import json\nimport mcp.types\n", 1))
+    return str(suite)
+
+
+@asynccontextmanager
+async def forked_cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
+    """As `cheat_server`, where the servers of all episodes are forks."""
+
+    @asynccontextmanager
+    async def open_fork(served: Served, task: str) -> AsyncGenerator[Agent]:
+        async with open_episode(served, task) as agent:
+            assert await agent.is_fork()
+            yield agent
+
+    is_learnt = False
+    with anyio.fail_after(60):
+        while not is_learnt:
+            async with open_episode(served, "sum-prices") as agent:
+                is_learnt = await agent.is_fork()
+    async with cheat_server(served) as server:
+        yield replace(server, open=open_fork)
