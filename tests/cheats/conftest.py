@@ -21,7 +21,6 @@ from tests.cheats.agent import (
 )
 from tests.probe.serving import Served, serving
 
-
 # Bubblewrap's isolation has its conformance suite, and `test_local_namespaces` attacks the same namespaces.
 LONG = ("image", "gvisor", "namespaces", "forks")
 

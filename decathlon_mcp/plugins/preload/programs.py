@@ -96,7 +96,7 @@ def program_of(spec: JsonObject, files: RootFiles) -> Program:
     while rest and _OPTIONS.fullmatch(rest[0]):
         options.append(rest.pop(0))
     if script is not None:
-        command, own = [*interpreter, script], _imports(found)
+        command, own = [*interpreter, script], own_packages(found)
     elif rest[:1] == ["-m"] and len(rest) > 1:
         command, own = [*interpreter, *options, *rest[:2]], [rest[1].partition(".")[0]]
         replaced_by = len(command)
@@ -156,7 +156,7 @@ def _shebang(script: Path) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _imports(script: Path) -> list[str]:
+def own_packages(script: Path) -> list[str]:
     """The packages that an installed script imports: the server's own."""
     try:
         return _IMPORT.findall(script.read_text("utf-8", "replace")[:10_000])
