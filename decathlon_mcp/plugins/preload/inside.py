@@ -67,6 +67,7 @@ def run(config: dict[str, Any]) -> None:
     control = _socket.socket(fileno=config["control"])
     os.set_inheritable(config["control"], False)
     own_environment = dict(os.environb)
+    reset_signals()
     import_customization()
     if config["checks"]:
         check(control, config)
@@ -87,6 +88,18 @@ def run(config: dict[str, Any]) -> None:
     fork = Fork(libc, config, own_environment, loaded)
     control.send(b"ready")
     serve(control, fork)
+
+
+def reset_signals() -> None:
+    """Handle signals as a server does, although this server may have been started with some ignored."""
+    # The built-in module, with numbers for its enumerations.
+    import _signal
+
+    for number in range(1, _signal.NSIG):
+        if number not in (_signal.SIGPIPE, _signal.SIGXFSZ) and _signal.getsignal(number) == _signal.SIG_IGN:
+            is_interrupt = number == _signal.SIGINT
+            _signal.signal(number, _signal.default_int_handler if is_interrupt else _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def import_customization() -> None:
