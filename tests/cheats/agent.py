@@ -8,12 +8,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import anyio
 from mcp import Client
 
 from decathlon_mcp.plugins.audit.attacks import Attack, named, shell_command
 from decathlon_mcp.plugins.conformance import files
+from decathlon_mcp.plugins.preload.preloads import Preloads
 from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
 from tests.probe.serving import Served
@@ -84,12 +86,6 @@ class Agent:
             content=content,
         )
         return await self.shell(command)
-
-    async def is_fork(self) -> bool:
-        """Whether its server is a fork of a preloader, which has frozen the objects of its libraries."""
-        count = "__import__('gc').get_freeze_count()"
-        members = f"""'"result": {{"content": [{{"type": "text", "text": "%d"}}]}}' % {count}"""
-        return await self._text("root__reply", members=members) != "0"
 
     async def claim(self, answer: str | None = None) -> str:
         return await self._text("claim_done", **({} if answer is None else {"answer": answer}))
@@ -212,17 +208,22 @@ def forked_suite(folder: Path) -> str:
 @asynccontextmanager
 async def forked_cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
     """As `cheat_server`, where the servers of all episodes are forks."""
+    (preloads,) = (hooks for hooks in served.episodes.options.hooks if isinstance(hooks, Preloads))
+    async with open_episode(served, "sum-prices") as first:
+        await first.echo("learnt")
+        (kind,) = preloads.kinds.values()
+    with anyio.fail_after(90):
+        while kind.process is None:
+            await kind.changed.wait()
+    cold: list[tuple[str, str]] = []
 
     @asynccontextmanager
     async def open_fork(served: Served, task: str) -> AsyncGenerator[Agent]:
         async with open_episode(served, task) as agent:
-            assert await agent.is_fork()
+            await agent.client.list_tools()
+            assert not cold
             yield agent
 
-    is_learnt = False
-    with anyio.fail_after(60):
-        while not is_learnt:
-            async with open_episode(served, "sum-prices") as agent:
-                is_learnt = await agent.is_fork()
-    async with cheat_server(served) as server:
-        yield replace(server, open=open_fork)
+    with patch.object(preloads, "note", lambda *reason: cold.append(reason)):
+        async with cheat_server(served) as server:
+            yield replace(server, open=open_fork)
