@@ -51,7 +51,9 @@ def ignored(*numbers: signal.Signals) -> Generator[None]:
             signal.signal(number, handler)
 
 
-async def test_a_fork_has_the_state_of_a_server_that_starts_by_itself(machine: Machine) -> None:
+@pytest.mark.parametrize("merges", [False, True])
+async def test_a_fork_has_the_state_of_a_server_that_starts_by_itself(machine: Machine, merges: bool) -> None:
+    machine.merges = merges
     cold = await state_of(machine)
     assert machine.preloads.cold == ["it is not preloaded"]
     with ignored(signal.SIGINT, signal.SIGQUIT):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 15, 22, 24
 PR_SET_MM, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 35, 38, 47, 4
-PR_SET_MM_MAP = 14
+PR_SET_MM_MAP, PR_SET_MEMORY_MERGE = 14, 67
+ADDR_NO_RANDOMIZE = 0x0040000
 SECCOMP_MODE_FILTER = 2
 CAPABILITY_VERSION_3 = 0x20080522
 LIMITS = 16
@@ -219,7 +220,7 @@ class Fork:
         self, libc: Any, config: dict[str, Any], environment: dict[bytes, bytes], loaded: set[str]
     ) -> None:
         self.libc = libc
-        self.filters: list[bytes] = config["filters"]
+        self.filters: tuple[list[bytes], list[bytes]] = config["filters"], config["merged filters"]
         self.report: int = config["report"]
         self.reads = {*map(os.fsencode, config["reads"])}
         self.given = {*map(os.fsencode, config["variables"])}
@@ -236,8 +237,7 @@ class Fork:
         # So that a copy of a traceback in the sandbox never lists what was here.
         channel = _socket.socket(fileno=descriptors[0])
         try:
-            flags, leader = map(int, message.split())
-            self.enter(descriptors[1], descriptors[2:], flags, leader)
+            self.enter(descriptors[1], descriptors[2:], *map(int, message.split()))
         except BaseException as error:
             give_up(channel, f"the sandbox could not be entered: {error}")
         first = fork_or_end(channel)
@@ -254,8 +254,11 @@ class Fork:
         except BaseException as error:
             give_up(channel, f"{type(error).__name__}: {error}")
 
-    def enter(self, process: int, groups: list[int], flags: int, leader: int) -> None:
-        """Join control groups and namespaces, and give up privileges. Nothing inside can see this yet."""
+    def enter(self, process: int, groups: list[int], flags: int, leader: int, merges: int) -> None:
+        """Join control groups and namespaces, and give up privileges. Nothing inside can see this yet.
+
+        `merges`: whether the kernel may merge pages of the sandbox's processes, as the driver does it.
+        """
         import ctypes
 
         for group in groups:
@@ -265,6 +268,9 @@ class Fork:
         for kind in range(LIMITS):
             if libc.prlimit(leader, kind, None, limit) == 0:
                 libc.prlimit(0, kind, limit, None)
+        if merges:
+            libc.prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0)
+            libc.personality(ADDR_NO_RANDOMIZE)
         self.checked(libc.setns(process, flags))
         os.close(process)
         null = os.open("/dev/null", os.O_RDWR)
@@ -278,7 +284,7 @@ class Fork:
         header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
         self.checked(libc.capset(header, none))
         self.checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        for program in self.filters:
+        for program in self.filters[merges]:
             code = ctypes.create_string_buffer(program, len(program))
             count = len(program) // 8
             pointer = (ctypes.c_uint64 * 2)(count, ctypes.addressof(code))

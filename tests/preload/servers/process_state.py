@@ -8,6 +8,7 @@ from typing import Any
 
 def process_state() -> dict[str, Any]:
     """What must be the same for a server that starts by itself and for one that is a fork."""
+    import ctypes
     import inspect
     import locale
     import os
@@ -56,6 +57,8 @@ def process_state() -> dict[str, Any]:
         ),
         "groups": lines("cgroup"),
         "oom": lines("oom_score_adj"),
+        "personality": lines("personality"),
+        "merges": ctypes.CDLL(None).prctl(68, 0, 0, 0, 0),  # PR_GET_MEMORY_MERGE
         "session": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getppid()],
         "streams": [
             [stream.encoding, stream.errors, stream.line_buffering, stream.write_through, stream.isatty()]
