@@ -42,6 +42,7 @@ LEASE_SECONDS = 36_000
 START_SECONDS = 60.0
 END_SECONDS = 1_800.0
 """How long the removal of all sandboxes may take."""
+LEARN_SECONDS = 120.0
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 5.0
 STEADY_MIB = 64
@@ -56,7 +57,8 @@ IN_USE = ("episodes", "sandboxes")
 class Options:
     """What to measure.
 
-    `settle_seconds`: limit on the wait for merging. `more`: further options of `serve`.
+    `settle_seconds`: limit on the wait for merging. `warm_up`: one episode is played before, and with
+    `--preload` its servers' libraries are learnt. `more`: further options of `serve`.
     """
 
     episodes: int
@@ -65,6 +67,7 @@ class Options:
     provider: ProviderName = "docker"
     image: str = "decathlon-test:latest"
     settle_seconds: float = 300.0
+    warm_up: bool = False
     more: tuple[str, ...] = ()
     progress: bool = False
 
@@ -90,7 +93,8 @@ class Many:
     that nothing else may run meanwhile), which includes the engine's and the kernel's share; `processes_mib`
     is the proportional share (PSS) of the processes in its sandbox and of the engine's process for it;
     `server_kib` is the growth of the server's resident memory. `lowest_mib`: the lowest available memory on
-    the way. `merged_mib`: what merging saved by then. `remaining`: what is left at the end.
+    the way. `merged_mib`: what merging saved by then. `cpu_seconds`: of all processes from the start of the
+    server to its end, `remaining`: what is left then.
     """
 
     episodes: int
@@ -108,6 +112,7 @@ class Many:
     server_kib: float = 0.0
     lowest_mib: float = 0.0
     merged_mib: float = 0.0
+    cpu_seconds: float = 0.0
     remaining: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -137,6 +142,7 @@ class Server:
     url: str
     pid: int
     owner: str
+    state: Path
 
     async def health(self) -> dict[str, Any]:
         async with httpx2.AsyncClient(timeout=60) as client:
@@ -181,7 +187,7 @@ async def _server(options: Options) -> AsyncGenerator[Server]:
                     while not (ready.exists() and ready.read_text()):  # noqa: ASYNC110
                         await anyio.sleep(0.05)
                 (owner,) = (file.name for file in (state / "servers").iterdir())
-                yield Server(ready.read_text().strip(), process.pid, owner)
+                yield Server(ready.read_text().strip(), process.pid, owner, state)
             finally:
                 with suppress(ProcessLookupError):
                     process.terminate()
@@ -239,7 +245,10 @@ class _Player:
 async def measure_many(options: Options) -> Many:
     """Open the episodes, and so on until nothing is left; see the module."""
     many = Many(options.episodes, options.provider, TASKS[options.servers], options.merge_pages)
+    cpu_seconds = _cpu_seconds()
     async with _server(options) as server:
+        if options.warm_up:
+            await _warm_up(server, options)
         players = [_Player(number, server, many) for number in range(options.episodes)]
         available_mib, resident_kib = _available_mib(), server.resident_kib
         many.lowest_mib = available_mib
@@ -275,11 +284,38 @@ async def measure_many(options: Options) -> Many:
             many.close_seconds = time.perf_counter() - started
             watching.cancel()
         health = await server.health()
+    many.cpu_seconds = _cpu_seconds() - cpu_seconds
     many.remaining = {name: int(health[name]) for name in IN_USE}
     if options.provider == "docker":
         # Not earlier: sandboxes that were opened ahead stay until the server ends.
         many.remaining["containers"] = len(await anyio.to_thread.run_sync(_containers, server.owner))
     return many
+
+
+async def _warm_up(server: Server, options: Options) -> None:
+    """Play an episode, and wait until every program's libraries are known and imported."""
+    first = Many(1, options.provider, TASKS[options.servers], options.merge_pages)
+    player = _Player(0, server, first)
+    for step in (_Player.open, _Player.call, _Player.grade, _Player.close):
+        await step(player)
+    kept = server.state / "preload.json"
+    with anyio.fail_after(LEARN_SECONDS):
+        while "--preload" in options.more and not (  # noqa: ASYNC110  (nothing else says it)
+            kept.exists() and len(json.loads(kept.read_bytes())["programs"]) == options.servers
+        ):
+            await anyio.sleep(POLL_SECONDS)
+        # They wait for the imports, which come next.
+        player = _Player(0, server, first)
+        for step in (_Player.open, _Player.call, _Player.close):
+            await step(player)
+        while _in_use(await server.health()):  # noqa: ASYNC110
+            await anyio.sleep(POLL_SECONDS)
+
+
+def _cpu_seconds() -> float:
+    """Of processes that have ended, and were waited for by their parents."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _in_use(health: dict[str, Any]) -> bool:
@@ -384,6 +420,7 @@ def main() -> None:
     parser.add_argument("--provider", choices=("docker", "host"), default="docker")
     parser.add_argument("--image", default="decathlon-test:latest", help="[%(default)s]")
     parser.add_argument("--settle", type=float, default=300, help="seconds to wait for merging [%(default)s]")
+    parser.add_argument("--warm-up", action="store_true", help="play one episode before")
     parser.add_argument("--serve", default="", help="more options of `serve`, in one argument")
     parser.add_argument("--progress", action="store_true", help="print how far it is to stderr")
     given = parser.parse_args()
@@ -394,6 +431,7 @@ def main() -> None:
         provider=given.provider,
         image=given.image,
         settle_seconds=given.settle,
+        warm_up=given.warm_up,
         more=tuple(shlex.split(given.serve)),
         progress=given.progress,
     )

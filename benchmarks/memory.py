@@ -82,7 +82,9 @@ async def measure_density(run: Run, figures: Figures) -> None:
         servers = 2 if size <= largest else 1
         for merge_pages in (False, True):
             if (merge_pages and can_merge) or (not merge_pages and size <= largest):
-                _add_many(figures, await _many(run, size, servers, merge_pages), size, servers, merge_pages)
+                flags = ("--settle", str(SETTLE_SECONDS), *["--merge-pages"] * merge_pages)
+                many = await run_many(run, size, servers, *flags)
+                _add_many(figures, many, size, servers, merge_pages)
 
 
 def _kernel_merges() -> bool:
@@ -119,10 +121,10 @@ def _add_many(figures: Figures, many: dict[str, Any], size: int, servers: int, m
     )
 
 
-async def _many(run: Run, size: int, servers: int, merge_pages: bool) -> dict[str, Any]:
-    flags = ["--servers", str(servers), *(["--merge-pages"] if merge_pages else [])]
-    command = [sys.executable, "-m", "benchmarks.many", str(size), *flags, "--image", run.options.image]
-    command += ["--settle", str(SETTLE_SECONDS)]
+async def run_many(run: Run, size: int, servers: int, *flags: str) -> dict[str, Any]:
+    """What `python -m benchmarks.many` measures."""
+    command = [sys.executable, "-m", "benchmarks.many", str(size), "--servers", str(servers), *flags]
+    command += ["--image", run.options.image]
     with tempfile.TemporaryFile() as output:
         async with started(run, command, output=output.fileno(), errors=subprocess.DEVNULL) as process:
             status = await process.wait()

@@ -91,7 +91,8 @@ of their own: mcp-proxy one for all sessions, the others one for each.""",
         """\
 Episodes on the provider `host`, in turns on two servers: one with `--preload`, on which servers are forks,
 and one without. An episode calls each server of its task once: one server on the MCP SDK, or that and
-another one, git and Excel. CPU time and memory are those of the servers after their first reply.""",
+another one, git and Excel. CPU time and memory are those of the servers after their first reply. Then batches
+of episodes are opened at once and called at once; an episode before has cached the lists of tools.""",
         measure_servers,
     ),
     "watching": Section(

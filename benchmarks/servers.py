@@ -1,7 +1,7 @@
 """What the start of a Python server costs: by itself, and as a fork of a process with its libraries.
 
 `python -m benchmarks.servers [--rounds N] [--task TASK]` measures that and prints JSON. Many episodes at once
-are measured by `python -m benchmarks.many N --provider host --servers 1 --serve=--preload`.
+are measured by `python -m benchmarks.many N --provider host --servers 1 --warm-up --serve=--preload`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import statistics
 import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import anyio
 
 from benchmarks.figures import Figures
 from benchmarks.machine import process_cpu_seconds
-from benchmarks.running import Options, Run, Server, decathlon
+from benchmarks.memory import run_many
+from benchmarks.running import Options, Run, Server, UnavailableError, decathlon
 from benchmarks.samples import measure_in_turns
 from benchmarks.wire_client import WireClient, wire_client
 from decathlon_mcp.sandboxes.host.processes import read_children
@@ -36,6 +38,8 @@ CALLS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """A call of each server of a task, which starts it."""
 LEARNT_SECONDS = 60.0
+MAX_ROUNDS = 4
+"""Of a repeat: four servers that start by themselves take four seconds of CPU."""
 FORKED = "a server's CPU until its first reply, as a fork"
 COLD = "started by itself"
 
@@ -66,17 +70,19 @@ class Turn:
         await client.end()
         await self._server.wait_until_empty()
 
-    async def prepare(self) -> None:
-        """Let the tool lists be cached and the libraries be learnt."""
+    async def learn(self) -> None:
+        """Let the tool lists be cached and the libraries be learnt. Raises UnavailableError."""
         await self.play()
         deadline = time.monotonic() + LEARNT_SECONDS
-        kept = 0.0
         while time.monotonic() < deadline:
             await self.play()
-            # Learning is over when nothing becomes cheaper.
-            if self.cpu[-1] < 0.5 * self.cpu[0] or kept > LEARNT_SECONDS / 2:
-                break
+            # Learning is over when its servers become cheaper.
+            if self.cpu[-1] < 0.5 * self.cpu[0]:
+                return
             await anyio.sleep(1)
+        raise UnavailableError(f"no server of the task {self._task} is a fork after {LEARNT_SECONDS:.0f} s")
+
+    def clear(self) -> None:
         self.cpu.clear()
         self.private_mib.clear()
 
@@ -104,47 +110,79 @@ def private_mib(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
-async def measure(run: Run, task: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds, CPU seconds and MiB of an episode, by the way of starting."""
+@asynccontextmanager
+async def turns(run: Run, task: str) -> AsyncGenerator[dict[str, Turn]]:
+    """Both ways of starting, each with a server of its own."""
     async with (
         decathlon(run, provider="host", isolation="namespaces") as cold,
         decathlon(run, provider="host", isolation="namespaces", preload=True) as forked,
     ):
-        turns = {"cold": Turn(cold, task), "preloaded": Turn(forked, task)}
-        await turns["cold"].play()
-        turns["cold"].cpu.clear()
-        turns["cold"].private_mib.clear()
-        await turns["preloaded"].prepare()
-        samples = await measure_in_turns(
-            {name: turn.play for name, turn in turns.items()}, rounds=rounds, warm_up=0
-        )
+        both = {"cold": Turn(cold, task), "preloaded": Turn(forked, task)}
+        await both["cold"].play()
+        await both["preloaded"].learn()
+        yield both
+
+
+async def measure(both: dict[str, Turn], rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds, CPU seconds and MiB of an episode, by the way of starting."""
+    for turn in both.values():
+        turn.clear()
+    samples = await measure_in_turns(
+        {name: turn.play for name, turn in both.items()}, rounds=rounds, warm_up=0
+    )
     return {
         name: {
             "first reply p50": samples[name].p50,
             "cpu": statistics.median(turn.cpu),
             "private MiB": statistics.median(turn.private_mib),
         }
-        for name, turn in turns.items()
+        for name, turn in both.items()
     }
 
 
 async def measure_servers(run: Run, figures: Figures) -> None:
-    """A server of the SDK, and four servers, in both ways."""
+    """A server of the SDK, and four servers, in both ways; one episode after another, and many at once."""
+    rounds = min(run.options.openings, MAX_ROUNDS)
     for task in CALLS:
-        for _ in range(run.options.repeats):
-            found = await measure(run, task, run.options.openings)
-            cold, forked = found["cold"], found["preloaded"]
-            of = f"task {task}: "
-            figures.add(f"{of}{FORKED}", "ms", forked["cpu"] * 1e3, floor=(COLD, cold["cpu"] * 1e3))
-            figures.add(
-                f"{of}`initialize` to the first reply of a tool: p50",
-                "ms",
-                forked["first reply p50"] * 1e3,
-                floor=(COLD, cold["first reply p50"] * 1e3),
-            )
-            figures.add(
-                f"{of}memory of its own", "MiB", forked["private MiB"], floor=(COLD, cold["private MiB"])
-            )
+        async with turns(run, task) as both:
+            for _ in range(run.options.repeats):
+                found = await measure(both, rounds)
+                cold, forked = found["cold"], found["preloaded"]
+                of = f"task {task}: "
+                figures.add(f"{of}{FORKED}", "ms", forked["cpu"] * 1e3, floor=(COLD, cold["cpu"] * 1e3))
+                figures.add(
+                    f"{of}`initialize` to the first reply of a tool: p50",
+                    "ms",
+                    forked["first reply p50"] * 1e3,
+                    floor=(COLD, cold["first reply p50"] * 1e3),
+                )
+                figures.add(
+                    f"{of}memory of its own", "MiB", forked["private MiB"], floor=(COLD, cold["private MiB"])
+                )
+    for size in run.options.sizes:
+        seconds = [await _many_seconds(run, size, 1, preload) for preload in (False, True)]
+        figures.add(
+            "one server each, as forks: until all episodes had a reply",
+            "s",
+            seconds[1],
+            floor=(COLD, seconds[0]),
+            size=size,
+            plot="servers",
+        )
+        figures.add(
+            "four servers each, as forks: until all episodes had a reply of each",
+            "s",
+            await _many_seconds(run, size, 4, preload=True),
+            size=size,
+            plot="servers",
+        )
+
+
+async def _many_seconds(run: Run, size: int, servers: int, preload: bool) -> float:
+    """From the first `initialize` to the last reply of episodes that start at once."""
+    flags = ["--provider", "host", "--settle", "0", "--warm-up", *["--serve=--preload"] * preload]
+    many = await run_many(run, size, servers, *flags)
+    return many["open_seconds"] + many["calls_seconds"]
 
 
 async def main() -> None:
@@ -153,7 +191,9 @@ async def main() -> None:
     parser.add_argument("--task", choices=CALLS, default="note")
     arguments = parser.parse_args()
     run = Run(Options(), os.urandom(8).hex())
-    sys.stdout.write(json.dumps(await measure(run, arguments.task, arguments.rounds), indent=2) + "\n")
+    async with turns(run, arguments.task) as both:
+        found = await measure(both, arguments.rounds)
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ PLOTS: Mapping[str, tuple[str, str]] = {
     "graded": ("Episodes graded per second", "episodes per second"),
     "memory": ("Memory of the whole machine for each episode", "MiB"),
     "density": ("Memory for each episode with two tool servers", "MiB"),
+    "servers": ("Until every episode's servers have started and replied", "seconds"),
 }
 """Title and unit of the plots, by the name that figures give."""
 INTRODUCTION = """\

@@ -6,6 +6,9 @@ Each VENV is a virtual environment of this machine with some of the packages in 
 has no network, sees that one only. For every server that is found, the tools and the replies to three calls
 are compared byte for byte: a start by itself, one from which the libraries are learnt, and one as a fork.
 Where two starts by themselves differ already, it says so. What is not preloaded is logged with its reason.
+In more starts, `tests/preload/servers/process_state.py` says what the process is like when it imports the
+server's own package: one that starts by itself and a fork must be the same, and two forks must not draw the
+same random numbers. For that, a VENV gets a module that its Python imports, until the comparison is over.
 Prints a table; `--write` puts it into docs/results/servers.md, in place of rows of the same servers.
 
 Requires root or user namespaces and bubblewrap, as `--provider host` does.
@@ -18,8 +21,8 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +35,7 @@ from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.plugins.conformance.suite import ROOT
 from decathlon_mcp.plugins.preload.preloads import Kind, Preloads, SetUp
-from decathlon_mcp.plugins.preload.programs import NotPythonError, program_of
+from decathlon_mcp.plugins.preload.programs import NotPythonError, own_packages, program_of
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.host_files import HostFiles
 from decathlon_mcp.sandboxes.host.mounts import HOSTS
@@ -40,9 +43,37 @@ from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.telemetry.logs import configure_logging
 from tests.fakes.calls import call_server
+from tests.preload.test_same_state import comparable
 from tests.sandboxes.conftest import open_to_everyone
 
-PAGE = Path(__file__).parents[1] / "docs/results/servers.md"
+ROOT_FOLDER = Path(__file__).parents[1]
+PAGE = ROOT_FOLDER / "docs/results/servers.md"
+STATE = ROOT_FOLDER / "tests/preload/servers/process_state.py"
+RECORDER = "decathlon_process_state"
+ASK, STATE_FILE = "/tmp/decathlon-ask", "/tmp/decathlon-state.json"
+"""Files of a sandbox: the first makes a server write the second."""
+RECORD = f"""
+
+class Recorder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        import os
+
+        if name in OWN and os.path.exists({ASK!r}):
+            os.unlink({ASK!r})
+            sys.meta_path.remove(Recorder)
+            found = process_state()
+            import json, random, ssl, uuid
+
+            found["random"] = [random.getrandbits(64), str(uuid.uuid4()), ssl.RAND_bytes(8).hex()]
+            with open({STATE_FILE!r}, "w") as file:
+                json.dump(found, file, default=repr)
+
+
+sys.meta_path.insert(0, Recorder)
+"""
+LIBRARIES_DO = {"modules", "hooks", "origin"}
+"""Parts of a state that imports of libraries change, which come later in a start without a preloader."""
 START_SECONDS, CALL_SECONDS, LEARN_SECONDS = 120.0, 12.0, 180.0
 CPU = "for p in /proc/[0-9]*; do [ $p = /proc/1 ] || [ $p = /proc/$$ ] || cat $p/task/*/schedstat; done"
 """Prints the CPU time of the threads of all processes but the driver's, in nanoseconds at the beginning."""
@@ -281,6 +312,71 @@ SUBJECTS = (
         ),
         {"DB_URL": f"sqlite:///{_file('test.db')}"},
     ),
+    Subject(
+        "redis-mcp-server",
+        ("redis-mcp-server", "--url", "redis://127.0.0.1:9/0"),
+        (
+            ("get", {"key": "a"}),
+            ("xrange", {"key": "a", "count": 2}),
+            ("get", {}),
+        ),
+    ),
+    Subject(
+        "awslabs-aws-documentation-mcp-server",
+        ("awslabs.aws-documentation-mcp-server",),
+        (
+            ("read_documentation", {"url": "https://docs.aws.amazon.com/a.html"}),
+            ("read_documentation", {"url": "http://127.0.0.1:9/"}),
+            ("recommend", {}),
+        ),
+    ),
+    Subject(
+        "mcp-server-tree-sitter",
+        ("mcp-server-tree-sitter",),
+        (
+            ("register_project_tool", {"path": _file("repository"), "name": "a"}),
+            ("list_files", {"project": "a"}),
+            ("get_node_types", {"language": "nothing"}),
+        ),
+    ),
+    Subject(
+        "sequential-thinking-mcp",
+        ("sequential-thinking-mcp",),
+        (
+            (
+                "think",
+                {"thread_purpose": "a", "thought": "b", "thought_index": 1, "tool_recommendation": "c"},
+            ),
+            ("think", {"thread_purpose": "a"}),
+            ("think", {}),
+        ),
+    ),
+    Subject(
+        "mysql-mcp-server",
+        ("mysql_mcp_server",),
+        (
+            ("execute_sql", {"query": "SELECT 1"}),
+            ("get_schema_info", {"table_name": "t"}),
+            ("execute_sql", {}),
+        ),
+        {
+            "MYSQL_HOST": "127.0.0.1",
+            "MYSQL_PORT": "9",
+            "MYSQL_USER": "a",
+            "MYSQL_PASSWORD": "b",
+            "MYSQL_DATABASE": "c",
+        },
+    ),
+    Subject(
+        "mcp-obsidian",
+        ("mcp-obsidian",),
+        (
+            ("obsidian_delete_file", {"filepath": "a.md"}),
+            ("obsidian_search_by_tag", {"tag": "x"}),
+            ("obsidian_search_by_tag", {}),
+        ),
+        {"OBSIDIAN_API_KEY": "a", "OBSIDIAN_HOST": "127.0.0.1", "OBSIDIAN_PORT": "9"},
+    ),
 )
 
 
@@ -313,10 +409,13 @@ class Learnt(Preloads):
 
 @dataclass(frozen=True)
 class Answers:
-    """The replies of a server that was started, and the CPU time until it had listed its tools."""
+    """What a server that was started replied and was like."""
 
     replies: list[bytes]
     seconds: float
+    """CPU time until it had listed its tools."""
+    state: dict[str, Any]
+    """Empty if it was not asked for."""
 
 
 @asynccontextmanager
@@ -339,9 +438,13 @@ async def sandbox(provider: HostProvider) -> AsyncGenerator[DriverClient]:
         yield driver
 
 
-async def start(provider: HostProvider, spec: dict[str, Any], subject: Subject) -> Answers:
+async def start(
+    provider: HostProvider, spec: dict[str, Any], subject: Subject, *, says_state: bool = False
+) -> Answers:
     """Start the server and call it. Raises DecathlonError."""
     async with sandbox(provider) as driver:
+        if says_state:
+            await driver.run(["touch", ASK], cwd="/", timeout_seconds=30)
         prepare = ["git", "init", "-q", "--initial-branch", "main", _file("repository")]
         await driver.run(prepare, cwd=str(ROOT), timeout_seconds=30)
         await driver.define([spec])
@@ -354,7 +457,10 @@ async def start(provider: HostProvider, spec: dict[str, Any], subject: Subject) 
             with anyio.move_on_after(CALL_SECONDS):
                 reply = await call_server(driver, spec["name"], {"name": tool, "arguments": arguments})
                 replies[-1] = bytes(reply.result or json.dumps(reply.error).encode())
-        return Answers(replies, seconds)
+        text = "{}"
+        if says_state:
+            text = (await driver.run(["cat", STATE_FILE], cwd="/", timeout_seconds=30)).stdout
+        return Answers(replies, seconds, json.loads(text))
 
 
 async def learn(provider: HostProvider, learnt: Learnt, spec: dict[str, Any], subject: Subject) -> Answers:
@@ -381,6 +487,33 @@ def differences(one: Answers, other: Answers) -> str:
     return ", ".join(name for name, (a, b) in zip(names, pairs, strict=True) if a != b)
 
 
+def state_differences(cold: Answers, forks: Sequence[Answers]) -> str:
+    """Which parts of the states differ, and whether forks draw the same numbers; nothing if all is right."""
+    one, other = (answers.state for answers in forks)
+    found = [
+        key
+        for key in cold.state
+        if key not in {*LIBRARIES_DO, "random"} and comparable(cold.state[key]) != comparable(one[key])
+    ]
+    found += ["random numbers" for a, b in zip(one["random"], other["random"], strict=True) if a == b]
+    return ", ".join(found)
+
+
+@contextmanager
+def recorder(venv: Path, program: str) -> Generator[None]:
+    """Let the servers of a virtual environment say what their processes are like."""
+    (packages,) = (venv / "lib").glob("python*/site-packages")
+    own = [name for name in own_packages(Path(program)) if name not in sys.stdlib_module_names]
+    module, hook = packages / f"{RECORDER}.py", packages / f"{RECORDER}.pth"
+    module.write_text(f"{STATE.read_text()}\nOWN = {own!r}\n{RECORD}")
+    hook.write_text(f"import {RECORDER}\n")
+    try:
+        yield
+    finally:
+        module.unlink()
+        hook.unlink()
+
+
 async def compare(venv: Path, version: str, subject: Subject) -> str:
     """A row of the table."""
     program = str(venv / "bin" / subject.arguments[0])
@@ -393,15 +526,18 @@ async def compare(venv: Path, version: str, subject: Subject) -> str:
         "cwd": str(ROOT),
         "request_seconds": 60.0,
     }
-    async with machine(venv) as (provider, learnt):
-        learnt.why_not = "not asked for"
-        cold = await start(provider, spec, subject)
-        again = await start(provider, spec, subject)
+    with recorder(venv, program):
+        async with machine(venv) as (provider, learnt):
+            learnt.why_not = "not asked for"
+            cold = await start(provider, spec, subject)
+            again = await start(provider, spec, subject)
+            stated = await start(provider, spec, subject, says_state=True)
+            learnt.serve(spec)
+            learning = await learn(provider, learnt, spec, subject)
+            learnt.cold.clear()
+            fork = await start(provider, spec, subject)
+            forks = [await start(provider, spec, subject, says_state=True) for _ in range(2)]
         own = differences(cold, again)
-        learnt.serve(spec)
-        learning = await learn(provider, learnt, spec, subject)
-        learnt.cold.clear()
-        fork = await start(provider, spec, subject)
         if learnt.cold:
             started, cpu = f"by itself: {learnt.cold[0]}", ""
         else:
@@ -411,8 +547,13 @@ async def compare(venv: Path, version: str, subject: Subject) -> str:
         if found:
             for one in (cold, fork):
                 sys.stderr.write(b"\n".join(reply[:2000] for reply in one.replies).decode() + "\n\n")
+        state = state_differences(stated, forks)
+        if state:
+            for key in state.split(", "):
+                sys.stderr.write(f"{key}: {stated.state.get(key)}\n{forks[0].state.get(key)}\n")
         mean = (cold.seconds + again.seconds) / 2
-        return f"| {subject.package} | {version} | {started} | {same} | {mean:.2f} | {cpu} |"
+        columns = (subject.package, version, started, same, state or "yes", f"{mean:.2f}", cpu)
+        return f"| {' | '.join(columns)} |"
 
 
 def versions(venv: Path) -> dict[str, str]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import anyio
 from mcp import Client
 
 from decathlon_mcp.plugins.audit.attacks import Attack, named, shell_command
 from decathlon_mcp.plugins.conformance import files
+from decathlon_mcp.plugins.preload.preloads import Preloads
 from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
 from tests.probe.serving import Served
@@ -190,3 +193,37 @@ async def cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
                 await agent.shell(SOLUTIONS["sum-prices"])
                 verdict = await agent.verdict()
                 assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
+
+
+def forked_suite(folder: Path) -> str:
+    """A copy of the suite, whose server imports a library, so that it can be a fork."""
+    suite = folder / "suite"
+    shutil.copytree(SUITE, suite)
+    definition, server = suite / "configs/mcp_servers/root.yaml", suite / "local_servers/root_server.py"
+    definition.write_text(definition.read_text().replace('"-S", ', ""))
+    server.write_text(server.read_text().replace("import json\n", "import json\nimport mcp.types\n", 1))
+    return str(suite)
+
+
+@asynccontextmanager
+async def forked_cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
+    """As `cheat_server`, where the servers of all episodes are forks."""
+    (preloads,) = (hooks for hooks in served.episodes.options.hooks if isinstance(hooks, Preloads))
+    async with open_episode(served, "sum-prices") as first:
+        await first.echo("learnt")
+        (kind,) = preloads.kinds.values()
+    with anyio.fail_after(90):
+        while kind.process is None:
+            await kind.changed.wait()
+    cold: list[tuple[str, str]] = []
+
+    @asynccontextmanager
+    async def open_fork(served: Served, task: str) -> AsyncGenerator[Agent]:
+        async with open_episode(served, task) as agent:
+            await agent.client.list_tools()
+            assert not cold
+            yield agent
+
+    with patch.object(preloads, "note", lambda *reason: cold.append(reason)):
+        async with cheat_server(served) as server:
+            yield replace(server, open=open_fork)

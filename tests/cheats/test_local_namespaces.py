@@ -1,4 +1,7 @@
-"""Local sandboxes in namespaces: nothing of the machine but programs can be read, and none of it changed."""
+"""Local sandboxes in namespaces: nothing of the machine but programs can be read, and none of it changed.
+
+Servers, whose child processes attack, start by themselves and as forks (`--preload`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,20 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
-from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server, replace_workspaces
+from tests.cheats.agent import (
+    LOW_LIMITS,
+    CheatServer,
+    cheat_server,
+    forked_cheat_server,
+    forked_suite,
+    replace_workspaces,
+)
 from tests.probe.serving import serving
 from tests.sandboxes.outside import addresses_of_this_machine
 
@@ -59,18 +70,26 @@ def prefix_of_the_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Itera
     prefix = folder / "lib"
     prefix.mkdir(mode=0o755)
     (prefix / "library.py").write_text("answer = 42\n")
-    shutil.copytree(SUITE, prefix / "suite")
+    forked_suite(prefix)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "base_exec_prefix", str(folder))
         patch.setenv(SECRET, "secret")
         yield prefix
 
 
-@pytest.fixture(scope="module", name="cheats")
-async def cheat_server_in_namespaces(prefix: Path, anyio_backend: object) -> AsyncGenerator[CheatServer]:
+@pytest.fixture(scope="module", name="cheats", params=["by themselves", "forks"])
+async def cheat_server_in_namespaces(
+    request: pytest.FixtureRequest, prefix: Path, anyio_backend: object
+) -> AsyncGenerator[CheatServer]:
     assert (reason := why_unavailable()) is None, reason
-    settings = {"suite": (str(prefix / "suite"),), "provider": "host", "isolation": "namespaces"}
-    async with serving(prefix / "state", **settings, **LOW_LIMITS) as served, cheat_server(served) as server:
+    forks = request.param == "forks"
+    settings: dict[str, Any] = {"suite": (str(prefix / "suite"),), "provider": "host"}
+    settings |= {"isolation": "namespaces", "preload": forks}
+    shutil.rmtree(prefix / "state", ignore_errors=True)
+    async with (
+        serving(prefix / "state", **settings, **LOW_LIMITS) as served,
+        forked_cheat_server(served) if forks else cheat_server(served) as server,
+    ):
         yield server
 
 

@@ -16,6 +16,8 @@ FEWEST = {
     "docker": {"scratch": 27, "others": 35},
     "image": {"scratch": 19, "others": 16},
     "gvisor": {"scratch": 19, "others": 16},
+    "namespaces": {"scratch": 19, "others": 10},
+    "forks": {"scratch": 19, "others": 10},
 }
 """Numbers of ways in which preprocess can leave an answer, in scratch folders and elsewhere, in any image.
 

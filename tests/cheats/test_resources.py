@@ -21,7 +21,10 @@ while True:
     os.write(file, mmap.mmap(file, 0))
 """
 SHARED_MEMORY_BOMB = named("driver-memory")["driver-memory"].program
-KILLERS = {"docker": SHARED_MEMORY_BOMB, "image": SHARED_MEMORY_BOMB, "gvisor": FILL_HOME}
+KILLERS = {
+    **dict.fromkeys(("docker", "image", "namespaces", "forks"), SHARED_MEMORY_BOMB),
+    "gvisor": FILL_HOME,
+}
 """Programs that end the driver of a sandbox, by provider."""
 RAISE_OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
 

@@ -32,12 +32,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
 async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
-    tmp_path: Path, provider: str, image: str, docker_engine: Any
+    tmp_path: Path, provider: str, image: str | None, docker_engine: Any
 ) -> None:
     """The next server finds out why the sandbox has ended. A reward of 0, even for the right answer."""
     state = tmp_path / "state"
     kernel = ("--kernel", "gvisor") if provider == "gvisor" else ()
-    options = ("--no-supervisor", "--image", image, "--memory-mib", "256", *kernel)
+    files = ("--isolation", "namespaces") if image is None else ("--image", image)
+    forks = ("--preload",) if provider == "forks" else ()
+    options = ("--no-supervisor", *files, *forks, "--memory-mib", "256", *kernel)
     name = "docker" if provider == "docker" else "host"
 
     def serve(port: int = 0) -> AbstractAsyncContextManager[SupervisedServer]:

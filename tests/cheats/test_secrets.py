@@ -138,7 +138,7 @@ async def test_environment_has_no_secrets(cheats: CheatServer) -> None:
 
 async def test_engine_sockets_and_devices_are_not_in_the_sandbox(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        assert await agent.shell("find / -xdev -type s; find /run /var/run -name '*.sock'") == ""
+        assert await agent.shell("find / -xdev -type s; find /run /var/run/ -name '*.sock' 2>/dev/null") == ""
         assert await agent.shell("find / -xdev -type b; ls /dev | grep -E '^(sd|vd|nvme|mem|kmsg|dm)'") == ""
         for attempt in (
             "mknod disk b 254 0",

@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,12 @@ class Machine:
     preloads: Forks
     files: HostFiles
 
+    merges: bool = False
+    """Whether memory of its sandboxes is merged."""
+
     async def preload(self, spec: dict[str, Any], libraries: Sequence[str] = LIBRARIES) -> Preloader:
         """Let servers of this definition be forks. Checks the libraries."""
-        program = program_of(spec, self.files)
+        program = program_of(spec, self.files, merged=self.merges)
         found, left_out = await find_libraries(program, self.files, "", libraries)
         assert not left_out, left_out
         kind = Kind(program, self.files, None)
@@ -73,7 +76,9 @@ class Machine:
     @asynccontextmanager
     async def sandbox(self, *specs: dict[str, Any]) -> AsyncGenerator[tuple[NamespaceSandbox, DriverClient]]:
         """A sandbox with the test's servers, which are defined."""
-        spec = driver_spec(f"test-{secrets.token_hex(4)}", limits=Limits(memory_mib=1024, pids=100))
+        limits = Limits(memory_mib=1024, pids=100)
+        spec = driver_spec(f"test-{secrets.token_hex(4)}", limits=limits)
+        spec = replace(spec, merge_pages=self.merges)
         async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
             assert isinstance(sandbox, NamespaceSandbox)
             archive = pack(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -37,10 +40,24 @@ print(status.count("NoNewPrivs:\\t1"))
 """
 
 
-async def test_a_fork_has_the_state_of_a_server_that_starts_by_itself(machine: Machine) -> None:
+@contextmanager
+def ignored(*numbers: signal.Signals) -> Generator[None]:
+    """As in a server that a shell has started in the background."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("merges", [False, True])
+async def test_a_fork_has_the_state_of_a_server_that_starts_by_itself(machine: Machine, merges: bool) -> None:
+    machine.merges = merges
     cold = await state_of(machine)
     assert machine.preloads.cold == ["it is not preloaded"]
-    await machine.preload(STATE)
+    with ignored(signal.SIGINT, signal.SIGQUIT):
+        await machine.preload(STATE)
     machine.preloads.cold.clear()
     fork = await state_of(machine)
     assert not machine.preloads.cold

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 15, 22, 24
 PR_SET_MM, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 35, 38, 47, 4
-PR_SET_MM_MAP = 14
+PR_SET_MM_MAP, PR_SET_MEMORY_MERGE = 14, 67
+ADDR_NO_RANDOMIZE = 0x0040000
 SECCOMP_MODE_FILTER = 2
 CAPABILITY_VERSION_3 = 0x20080522
 LIMITS = 16
@@ -67,6 +68,7 @@ def run(config: dict[str, Any]) -> None:
     control = _socket.socket(fileno=config["control"])
     os.set_inheritable(config["control"], False)
     own_environment = dict(os.environb)
+    reset_signals()
     import_customization()
     if config["checks"]:
         check(control, config)
@@ -87,6 +89,18 @@ def run(config: dict[str, Any]) -> None:
     fork = Fork(libc, config, own_environment, loaded)
     control.send(b"ready")
     serve(control, fork)
+
+
+def reset_signals() -> None:
+    """Handle signals as a server does, although this server may have been started with some ignored."""
+    # The built-in module, with numbers for its enumerations.
+    import _signal
+
+    for number in range(1, _signal.NSIG):
+        if number not in (_signal.SIGPIPE, _signal.SIGXFSZ) and _signal.getsignal(number) == _signal.SIG_IGN:
+            is_interrupt = number == _signal.SIGINT
+            _signal.signal(number, _signal.default_int_handler if is_interrupt else _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def import_customization() -> None:
@@ -206,7 +220,7 @@ class Fork:
         self, libc: Any, config: dict[str, Any], environment: dict[bytes, bytes], loaded: set[str]
     ) -> None:
         self.libc = libc
-        self.filters: list[bytes] = config["filters"]
+        self.filters: tuple[list[bytes], list[bytes]] = config["filters"], config["merged filters"]
         self.report: int = config["report"]
         self.reads = {*map(os.fsencode, config["reads"])}
         self.given = {*map(os.fsencode, config["variables"])}
@@ -223,8 +237,7 @@ class Fork:
         # So that a copy of a traceback in the sandbox never lists what was here.
         channel = _socket.socket(fileno=descriptors[0])
         try:
-            flags, leader = map(int, message.split())
-            self.enter(descriptors[1], descriptors[2:], flags, leader)
+            self.enter(descriptors[1], descriptors[2:], *map(int, message.split()))
         except BaseException as error:
             give_up(channel, f"the sandbox could not be entered: {error}")
         first = fork_or_end(channel)
@@ -241,8 +254,11 @@ class Fork:
         except BaseException as error:
             give_up(channel, f"{type(error).__name__}: {error}")
 
-    def enter(self, process: int, groups: list[int], flags: int, leader: int) -> None:
-        """Join control groups and namespaces, and give up privileges. Nothing inside can see this yet."""
+    def enter(self, process: int, groups: list[int], flags: int, leader: int, merges: int) -> None:
+        """Join control groups and namespaces, and give up privileges. Nothing inside can see this yet.
+
+        `merges`: whether the kernel may merge pages of the sandbox's processes, as the driver does it.
+        """
         import ctypes
 
         for group in groups:
@@ -252,6 +268,9 @@ class Fork:
         for kind in range(LIMITS):
             if libc.prlimit(leader, kind, None, limit) == 0:
                 libc.prlimit(0, kind, limit, None)
+        if merges:
+            libc.prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0)
+            libc.personality(ADDR_NO_RANDOMIZE)
         self.checked(libc.setns(process, flags))
         os.close(process)
         null = os.open("/dev/null", os.O_RDWR)
@@ -265,7 +284,7 @@ class Fork:
         header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
         self.checked(libc.capset(header, none))
         self.checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        for program in self.filters:
+        for program in self.filters[merges]:
             code = ctypes.create_string_buffer(program, len(program))
             count = len(program) // 8
             pointer = (ctypes.c_uint64 * 2)(count, ctypes.addressof(code))

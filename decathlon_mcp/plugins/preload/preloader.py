@@ -85,6 +85,7 @@ class Preloader:
                 "script": program.script,
                 "program": program.name,
                 "filters": [compile_filter(), first_process_filter()],
+                "merged filters": [compile_filter(fixed_addresses=True), first_process_filter()],
                 "compared": (COMPARED_PREFIXES, COMPARED_NAMES),
             }
             os.write(archive, _archive(config))
@@ -153,7 +154,7 @@ class Preloader:
                 stack.enter_context(closing_descriptor(os.open(file, os.O_WRONLY | os.O_CLOEXEC)))
                 for file in sandbox.group.process_files
             ]
-            message = f"{flags} {leader.pid}".encode()
+            message = f"{flags} {leader.pid} {int(sandbox.spec.merge_pages)}".encode()
             descriptors = [channel, process, *groups]
             while not self._sent(message, descriptors):
                 await anyio.wait_writable(self._control)

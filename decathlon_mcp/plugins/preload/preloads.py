@@ -21,6 +21,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import anyio
@@ -145,7 +146,7 @@ class Preloads(EpisodeHooks):
 
     def channel(self, sandbox: NamespaceSandbox) -> socket.socket | None:
         """A new socket for the driver of a sandbox, which the caller closes; None: it gets none."""
-        if self._tasks is None or sandbox.spec.merge_pages:
+        if self._tasks is None:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -217,7 +218,8 @@ class Preloads(EpisodeHooks):
         if spec is None:
             raise NotPythonError("it is no server of the suite")
         files = sandbox.files
-        program = await to_thread.run_sync(program_of, spec, files)
+        merged = sandbox.spec.merge_pages
+        program = await to_thread.run_sync(partial(program_of, spec, files, merged=merged))
         kind = self.kinds.get(program.key)
         if kind is None:
             if len(self.kinds) >= MAX_PRELOADERS:

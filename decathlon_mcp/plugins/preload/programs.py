@@ -15,8 +15,9 @@ from decathlon_mcp.sandboxes.host.host_files import HostFiles
 from decathlon_mcp.sandboxes.host.mounts import RootFiles
 from decathlon_mcp.types import JsonObject
 
+MERGED_VARIABLES = {"PYTHONHASHSEED": "0"}
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""As in `decathlon_sandbox.supervisor`."""
+"""Both as in `decathlon_sandbox.supervisor`."""
 COMPARED_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
 COMPARED_NAMES = (
     *("LANG", "LANGUAGE", "TZ", "PATH", "HOME", "OPENSSL_CONF", "OPENSSL_MODULES", "SSL_CERT_FILE"),
@@ -65,11 +66,14 @@ class Program:
         return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def program_of(spec: JsonObject, files: RootFiles) -> Program:
-    """The program of a server, of its SERVER object. Raises NotPythonError. Blocks."""
+def program_of(spec: JsonObject, files: RootFiles, *, merged: bool = False) -> Program:
+    """The program of a server, of its SERVER object. Raises NotPythonError. Blocks.
+
+    `merged`: whether its sandbox's memory is merged with that of others.
+    """
     if not isinstance(files, HostFiles):
         raise NotPythonError("its sandbox has the files of an image")
-    environment = _environment(spec, files)
+    environment = _environment(spec, files, MERGED_VARIABLES if merged else {})
     variables = {
         name: value
         for name, value in environment.items()
@@ -96,7 +100,7 @@ def program_of(spec: JsonObject, files: RootFiles) -> Program:
     while rest and _OPTIONS.fullmatch(rest[0]):
         options.append(rest.pop(0))
     if script is not None:
-        command, own = [*interpreter, script], _imports(found)
+        command, own = [*interpreter, script], own_packages(found)
     elif rest[:1] == ["-m"] and len(rest) > 1:
         command, own = [*interpreter, *options, *rest[:2]], [rest[1].partition(".")[0]]
         replaced_by = len(command)
@@ -116,12 +120,12 @@ def program_of(spec: JsonObject, files: RootFiles) -> Program:
     )
 
 
-def _environment(spec: JsonObject, files: HostFiles) -> Mapping[str, Any]:
-    """What the driver gives the server, as far as it can be known."""
+def _environment(spec: JsonObject, files: HostFiles, own: Mapping[str, str]) -> Mapping[str, Any]:
+    """What the driver gives the server, as far as it can be known. `own`: variables of the driver's."""
     base: dict[str, str] = {**files.environment, "HOME": str(files.user.home)}
     if spec["inherit"] == "minimal":
         base = {name: value for name, value in base.items() if name in MINIMAL_VARIABLES}
-    return {**base, **spec["env"]}
+    return {**base, **own, **spec["env"]}
 
 
 def _find(name: str, path: str, files: HostFiles) -> Path:
@@ -156,7 +160,7 @@ def _shebang(script: Path) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _imports(script: Path) -> list[str]:
+def own_packages(script: Path) -> list[str]:
     """The packages that an installed script imports: the server's own."""
     try:
         return _IMPORT.findall(script.read_text("utf-8", "replace")[:10_000])
