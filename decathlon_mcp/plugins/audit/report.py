@@ -96,6 +96,7 @@ class Report:
     state: str
     json_file: Path | None
     tasks: list[TaskReport] = field(default_factory=list[TaskReport])
+    finished: int = 0
     _run: str = ""
     _total: int = 0
     _played: int = 0
@@ -110,16 +111,13 @@ class Report:
     def advance(self, what: str) -> None:
         """Show how far it is: on a terminal at once, in a pipe every ten seconds."""
         self._played += 1
-        text = f"{len(self.tasks)} of {self._total} tasks, {self._played} attempts; {printed(what)}"
+        text = f"{self.finished} of {self._total} tasks, {self._played} attempts; {printed(what)}"
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{text[:100]}")
             sys.stderr.flush()
         elif time.monotonic() - self._shown_at > LINE_SECONDS:
             self._shown_at = time.monotonic()
             report(text)
-
-    def add(self, task: TaskReport) -> None:
-        self.tasks.append(task)
 
     def finish(self) -> int:
         """Print the tables; 1 if a task has a finding, else 0. Raises OSError."""
