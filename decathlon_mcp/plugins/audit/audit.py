@@ -125,6 +125,7 @@ class _Audit:
         for each in self.tasks:
             # One at a time, so that what the machine did meanwhile is this task's.
             await each.begin(self.d, listed[each.name], meter)
+            self.report.done += 1
         async with anyio.create_task_group() as group:
             places = anyio.CapacityLimiter(self.options.jobs)
             for each in self.tasks:
@@ -147,6 +148,7 @@ class _Audit:
                         each.skipped[f"forger {attack.name}"] = f"{OF_THE_SERVER} {played_at}"
                         continue
                     played_at = played_at or each.name
+                    self.report.steps += 1
                     group.start_soon(each.forge_alone, attack)
 
 
@@ -202,6 +204,7 @@ class _TaskAudit:
                 self.unplayable = error.message
         self.is_finished = True
         self.report.finished += 1
+        self.report.done += 1
 
     def reported(self) -> TaskReport:
         not_played = {f"forger {attack.name}": "the audit was interrupted" for attack in self.alone}
@@ -308,6 +311,7 @@ class _TaskAudit:
         except DecathlonError as error:
             self.skipped[f"forger {attack.name}"] = error.message
         self.alone.remove(attack)
+        self.report.done += 1
 
     async def _forge(self, target: Target, abilities: Abilities, together: Sequence[Attack]) -> None:
         """Carry out attacks in one attempt; if it earns, in two of half of them."""
@@ -326,7 +330,8 @@ class _TaskAudit:
             await self._forge(target, abilities, together[:middle])
             await self._forge(target, abilities, together[middle:])
         else:
-            await self._must_not_earn(f"forged results ({', '.join(names)})", attempt, "can be forged")
+            what = f'attacks like "{together[0].row}" ({", ".join(names)})'
+            await self._must_not_earn(what, attempt, "can be forged")
 
     async def _leaks(self, target: Target) -> None:
         """Look for answers in the replies of those that only looked."""
@@ -352,7 +357,7 @@ class _TaskAudit:
             laid = policies.truth_laid(target, abilities)
             if laid is None:
                 self.skipped["oracle"] = (
-                    "it has no solution, and its tools cannot lay the ground truth's files"
+                    f"there is no oracles/{self.task.id}.jsonl, and its tools cannot lay its ground truth"
                 )
                 return None
             attempt = await self._play("oracle", laid)

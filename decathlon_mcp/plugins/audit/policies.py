@@ -84,7 +84,7 @@ def reads(target: Target) -> Play:
         for runner in runners(target.usable):
             who = await _call(episode, runner.tool, runner.call(f"{_place(target, episode)}; {_WHO}"))
             if not who.is_error and _RAN in who.text:
-                parts = list(target.answers.parts)[:SEARCHED_PARTS]
+                parts = target.answers.searched[:SEARCHED_PARTS]
                 command = f"{_place(target, episode)}; {search_command(parts, target.task)}; echo {FOUND}"
                 await _call(episode, runner.tool, runner.call(command))
                 return
