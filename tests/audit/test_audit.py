@@ -8,17 +8,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict
 from decathlon_mcp.plugins.audit.attacks import attacks
+from decathlon_mcp.plugins.audit.attempts import read_stored
 from decathlon_mcp.plugins.audit.audit import AuditOptions
 from decathlon_mcp.plugins.audit.audit import audit as run_audit
 from decathlon_mcp.plugins.audit.report import POLICIES, Report
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
+from tests.web.test_end_to_end import ARXIV, STAND_IN
 
 SUITE = Path(__file__).parent / "suite"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -121,6 +126,17 @@ def test_a_search_finds_a_dense_evaluator_that_leaks(tmp_path: Path) -> None:
     assert document["tasks"][0]["rewards"]["null"] == 0
 
 
+def test_a_task_with_a_recorded_web_is_audited_with_web(tmp_path: Path) -> None:
+    web = ("--web", "record", "--web-proxy", str(STAND_IN))
+    words = ("find-paper", "free", "--policies", "idle", "--suite", str(ARXIV / "suite"))
+    _, document, printed = audit(tmp_path, *words, *web)
+    attempts, _ = read_stored(tmp_path, document["run"])
+    verdicts = [attempts["find-paper", policy].verdict for policy in ("null", "reads")]
+    assert [verdict.raw["web"]["mode"] for verdict in verdicts if verdict] == ["record", "record"], printed
+    (free,) = [task for task in document["tasks"] if task["task"] == "free"]
+    assert " ".join(web) in free["findings"][0]["command"]
+
+
 def test_no_attack_runs_a_command_where_nothing_is_isolated(tmp_path: Path) -> None:
     words = ("--isolation", "none", "--policies", "forgers")
     status, document, printed = audit(tmp_path, "sound-shell", *words)
@@ -180,6 +196,17 @@ def keep_answers(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
         file.write("sealed: []\ngrading: []\n")
 
 
+def forfeit_nothing(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
+    def build(attempt: Attempt, outcome: Outcome, **more: Any) -> Verdict:
+        is_forfeited = outcome.status == "forfeited"
+        return build_verdict(
+            attempt, replace(outcome, status="sandbox_lost") if is_forfeited else outcome, **more
+        )
+
+    for module in ("grading.evaluation", "grading.verdict"):
+        monkeypatch.setattr(f"decathlon_mcp.{module}.build_verdict", build)
+
+
 DEFENCES = {
     "links that lead out are removed": (
         *("sound-shell", keep_links, "can be forged"),
@@ -190,6 +217,10 @@ DEFENCES = {
         {"git-external-diff"},
     ),
     "answers are removed": ("sound-shell", keep_answers, "can be forged", {"answers-on-the-machine"}),
+    "what the agent may have caused is forfeited": (
+        *("sound-shell", forfeit_nothing, "no reward instead of 0"),
+        {"too-deep", "sparse-terabyte"},
+    ),
 }
 """Each with a task, what is changed, and the findings that follow: their kind, and the attacks."""
 

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -50,6 +51,13 @@ class Answers:
     files: dict[str, Path]
     workspace: tuple[str, ...]
     """Names of the files that an agent finds."""
+    shared: frozenset[str] = frozenset()
+    """Those of the parts that are in files that every sandbox of the suite has."""
+
+    @property
+    def searched(self) -> list[str]:
+        """The parts that no file of a sandbox should have."""
+        return [part for part in self.parts if part not in self.shared]
 
     def seen_in(self, text: str) -> str | None:
         """Where the answer stands that a text contains; None if it contains none."""
@@ -62,9 +70,8 @@ def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
     given = dict(_files(folder / task.files.initial_workspace)) if task.files.initial_workspace else {}
     truth = dict(_files(folder / task.files.groundtruth)) if task.files.groundtruth else {}
     public = "\n".join((prompt, *(_told_by(path) for path in given.values())))
-    # Every agent gets these: a text that an evaluator shares with them is no answer.
-    shared = [path for name in suite.profile.common for _, path in _files(suite.path / name)]
-    common = "\n".join(map(_text, shared))
+    # An evaluator shares texts with this code that are no answers.
+    common = _texts_of(suite.path, tuple(map(str, suite.profile.common)))
     parts: dict[str, str] = {}
     for name, path in truth.items():
         found = (part for part in _windows(_text(path)) if part not in public)
@@ -76,14 +83,15 @@ def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
             continue
         for constant in _constants(_text(path)):
             names += _FILE_NAME.findall(constant)
-            if _is_telling(constant) and constant not in public and constant not in common:
+            if _is_telling(constant) and constant not in public:
                 parts[constant] = f"a constant of the evaluator's {name}"
     names += [
         name for name in _FILE_NAME.findall(prompt) if name.rpartition(".")[2].lower() in _OUTPUT_SUFFIXES
     ]
     wanted = {name for name in names if name.rpartition(".")[2].lower() in _OUTPUT_SUFFIXES}
     outputs = sorted(name for name in wanted if name not in given and not name.startswith("/"))
-    return Answers(parts, tuple(outputs[:40]), truth, tuple(given))
+    in_common = frozenset(part for part in parts if part in common)
+    return Answers(parts, tuple(outputs[:40]), truth, tuple(given), in_common)
 
 
 def _is_telling(constant: str) -> bool:
@@ -106,6 +114,12 @@ def _text(path: Path) -> str:
             return file.read(MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+@cache
+def _texts_of(suite: Path, names: tuple[str, ...]) -> str:
+    """The texts of these files and folders of a suite, which are the same for all of its tasks. Blocks."""
+    return "\n".join(_text(path) for name in names for _, path in _files(suite / name))
 
 
 def _told_by(path: Path) -> str:

@@ -47,6 +47,8 @@ class Attack(BaseModel):
     """The same without a shell: contents by their path in the workspace."""
     alone: bool = False
     """Whether it excludes others in the same attempt; with git, only those in the same repository."""
+    server: bool = False
+    """Whether it attacks the server or overloads a grader, so that one task of an audit is enough."""
     limited: bool = False
     """Whether it uses up memory or processes, so that the sandbox must have limits."""
     suffix: str = ""

@@ -19,6 +19,7 @@ from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step, read_steps
 from decathlon_client.values import CLAIM
+from decathlon_client.values import Task as DescribedTask
 
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.errors import DecathlonError, SuiteError
@@ -40,10 +41,10 @@ from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
-RANDOM_ATTEMPTS = 2
 MAX_OMISSIONS = 30
 """Steps of a solution that are left out one by one."""
 TOLERANCE = 1e-9
+OF_THE_SERVER = "it attacks the server, whatever the task: it was carried out at"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +68,14 @@ async def audit(settings: Settings, options: AuditOptions, report: Report) -> in
     settings = settings.model_copy(update={"keep": "workspace"})
     d = connect(settings, None)
     async with shutdown_on_signal() as watcher:
+        whole = _Audit(settings, options, report, d)
         try:
             with redirect_logs(settings):
                 async with d:
-                    await _Audit(settings, options, report, d).run()
+                    await whole.run()
         except ClientError as error:
             raise DecathlonError(error.message) from error
+    report.tasks = [each.reported() for each in whole.tasks if each.is_finished]
     status = report.finish()
     return status if watcher.status is None else watcher.status
 
@@ -89,6 +92,7 @@ class _Audit:
     options: AuditOptions
     report: Report
     d: Decathlon
+    tasks: list[_TaskAudit] = field(default_factory=list["_TaskAudit"])
 
     async def run(self) -> None:
         endpoint = self.d._server  # pyright: ignore[reportPrivateUsage]
@@ -111,19 +115,41 @@ class _Audit:
         )
         self.report.begin(run, len(names), len(stored))
         regrader = Regrader(registry)
-        audits = [
+        self.tasks = [
             _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
             for name in names
         ]
         meter = CostMeter(state / "audit" / f"{run}.json")
         await anyio.to_thread.run_sync(meter.read)
-        for each in audits:
+        listed = {task.id: task for task in await self.d.tasks()}
+        for each in self.tasks:
             # One at a time, so that what the machine did meanwhile is this task's.
-            await each.begin(self.d, meter)
-        async with anyio.create_task_group() as tasks:
+            await each.begin(self.d, listed[each.name], meter)
+            self.report.done += 1
+        async with anyio.create_task_group() as group:
             places = anyio.CapacityLimiter(self.options.jobs)
-            for each in audits:
-                tasks.start_soon(each.finish_in, places)
+            for each in self.tasks:
+                group.start_soon(each.finish_in, places)
+        await self._attack()
+
+    async def _attack(self) -> None:
+        """Carry out the attacks that need an attempt of their own: each at all tasks before the next.
+
+        So an audit that is interrupted has tried as much at each task.
+        """
+        async with anyio.create_task_group() as group:
+            for attack in attacks():
+                played_at = ""
+                for each in self.tasks:
+                    if attack not in each.alone:
+                        continue
+                    if attack.server and played_at and not each.task.in_place:
+                        each.alone.remove(attack)
+                        each.skipped[f"forger {attack.name}"] = f"{OF_THE_SERVER} {played_at}"
+                        continue
+                    played_at = played_at or each.name
+                    self.report.steps += 1
+                    group.start_soon(each.forge_alone, attack)
 
 
 @dataclass(slots=True)
@@ -144,11 +170,15 @@ class _TaskAudit:
     cost: Cost | None = None
     target: Target | None = None
     empty: Attempt | None = None
+    abilities: Abilities = field(default_factory=Abilities)
+    alone: list[Attack] = field(default_factory=list[Attack])
+    """Attacks that are still to be carried out, each in an attempt of its own."""
     unplayable: str = ""
+    is_finished: bool = False
+    """Whether all was tried but the attacks in `alone`."""
 
-    async def begin(self, d: Decathlon, meter: CostMeter) -> None:
+    async def begin(self, d: Decathlon, listed: DescribedTask, meter: CostMeter) -> None:
         """Play the empty attempt, whose cost is measured."""
-        (listed,) = [task for task in await d.tasks() if task.id == self.name]
         if not listed.runnable:
             self.unplayable = "; ".join(listed.missing) or "it cannot run here"
             return
@@ -172,16 +202,20 @@ class _TaskAudit:
                 await self._finish()
             except DecathlonError as error:
                 self.unplayable = error.message
-        self.report.add(
-            TaskReport(
-                task=self.name,
-                findings=tuple(self.findings),
-                skipped=dict(self.skipped),
-                notes=tuple(self.notes),
-                rewards=dict(self.rewards),
-                cost=self.cost,
-                unplayable=self.unplayable,
-            )
+        self.is_finished = True
+        self.report.finished += 1
+        self.report.done += 1
+
+    def reported(self) -> TaskReport:
+        not_played = {f"forger {attack.name}": "the audit was interrupted" for attack in self.alone}
+        return TaskReport(
+            task=self.name,
+            findings=tuple(self.findings),
+            skipped=self.skipped | not_played,
+            notes=tuple(self.notes),
+            rewards=dict(self.rewards),
+            cost=self.cost,
+            unplayable=self.unplayable,
         )
 
     async def _finish(self) -> None:
@@ -189,23 +223,21 @@ class _TaskAudit:
             return
         if self.empty.reward > 0:
             self._add_finding("pays for nothing", f"an empty attempt earns {self.empty.reward:g}", self.empty)
-        probed = await self._play("probe", policies.probe(self.target))
-        replies = await self.attempts.replies(probed)
-        abilities = policies.abilities_in(self.target, replies)
+        looked = await self._play("reads", policies.reads(self.target))
+        self.abilities = abilities = policies.abilities_in(self.target, await self.attempts.replies(looked))
         chosen = self.options.policies
         best = self.empty
         if "idle" in chosen:
-            await self._must_not_earn("idle calls", await self._play("idle", policies.idle(self.target)))
-        if "random" in chosen:
-            for seed in range(RANDOM_ATTEMPTS if self.target.usable else 0):
-                attempt = await self._play(f"random-{seed}", policies.random_calls(self.target, seed))
-                await self._must_not_earn("random calls", attempt)
+            await self._reads(self.target, looked)
+        if "random" in chosen and self.target.usable:
+            attempt = await self._play("random", policies.random_calls(self.target))
+            await self._must_not_earn("random calls", attempt)
         if "vandal" in chosen:
             await self._vandal(self.target, abilities)
         if "forgers" in chosen:
             await self._forgers(self.target, abilities)
         if "leaks" in chosen:
-            await self._leaks(self.target, [probed])
+            await self._leaks(self.target)
         if "oracle" in chosen:
             best = await self._oracle(self.target, abilities) or best
         if "steadiness" in chosen:
@@ -223,17 +255,30 @@ class _TaskAudit:
 
     async def _must_not_earn(self, what: str, attempt: Attempt, kind: str = "pays for nothing") -> bool:
         """Note a finding for an attempt that earned something or has no verdict; whether there is none."""
-        assert self.empty is not None
         if attempt.verdict is None:
             if attempt.episode:
                 self._add_finding("no reward instead of 0", f"{what}: {attempt.failure}", attempt)
             else:
                 self.skipped[what] = attempt.failure
             return False
-        if attempt.reward > self.empty.reward + TOLERANCE:
+        if attempt.reward > self._empty_reward + TOLERANCE:
             self._add_finding(kind, f"{what} earn {attempt.reward:g}", attempt)
             return False
         return True
+
+    async def _reads(self, target: Target, attempt: Attempt) -> None:
+        """If looking has earned something, find out whether the file did that it wrote."""
+        if attempt.verdict is not None and attempt.reward > self._empty_reward + TOLERANCE:
+            alone = await self._play("idle", policies.idle(target))
+            if alone.verdict is not None and alone.reward <= self._empty_reward + TOLERANCE:
+                await self._must_not_earn("calls that read, and a file that nobody wants,", attempt)
+                return
+            attempt = alone
+        await self._must_not_earn("idle calls", attempt)
+
+    @property
+    def _empty_reward(self) -> float:
+        return 0.0 if self.empty is None else self.empty.reward
 
     async def _vandal(self, target: Target, abilities: Abilities) -> None:
         if not policies.can_destroy(target, abilities):
@@ -255,10 +300,18 @@ class _TaskAudit:
         obstacles = {attack.name: attack.obstacle(abilities, names, unlimited) for attack in attacks()}
         self.skipped |= {f"forger {name}": why for name, why in obstacles.items() if why}
         possible = [attack for attack in attacks() if not obstacles[attack.name]]
+        self.abilities = abilities
         await self._forge(target, abilities, [one for one in possible if not one.excludes(abilities)])
-        for attack in possible:
-            if attack.excludes(abilities):
-                await self._forge(target, abilities, [attack])
+        self.alone = [one for one in possible if one.excludes(abilities)]
+
+    async def forge_alone(self, attack: Attack) -> None:
+        assert self.target is not None
+        try:
+            await self._forge(self.target, self.abilities, [attack])
+        except DecathlonError as error:
+            self.skipped[f"forger {attack.name}"] = error.message
+        self.alone.remove(attack)
+        self.report.done += 1
 
     async def _forge(self, target: Target, abilities: Abilities, together: Sequence[Attack]) -> None:
         """Carry out attacks in one attempt; if it earns, in two of half of them."""
@@ -271,23 +324,21 @@ class _TaskAudit:
             for line in text.splitlines():
                 if line.startswith(NOT_DONE):
                     self.skipped[f"forger {line.rpartition(' ')[2]}"] = "its program failed in the sandbox"
-        assert self.empty is not None
-        earned = attempt.verdict is None or attempt.reward > self.empty.reward + TOLERANCE
+        earned = attempt.verdict is None or attempt.reward > self._empty_reward + TOLERANCE
         if earned and len(together) > 1:
             middle = len(together) // 2
             await self._forge(target, abilities, together[:middle])
             await self._forge(target, abilities, together[middle:])
         else:
-            await self._must_not_earn(f"forged results ({', '.join(names)})", attempt, "can be forged")
+            what = f'attacks like "{together[0].row}" ({", ".join(names)})'
+            await self._must_not_earn(what, attempt, "can be forged")
 
-    async def _leaks(self, target: Target, probed: Sequence[Attempt]) -> None:
+    async def _leaks(self, target: Target) -> None:
         """Look for answers in the replies of those that only looked."""
         if not target.answers.parts:
             self.skipped["leaks"] = "its checkout has no answer of 32 characters that is not in the prompt"
-        looked = [*probed]
-        readers = ("idle", *(f"random-{seed}" for seed in range(RANDOM_ATTEMPTS)))
-        stored = (self.attempts.stored.get((self.name, policy)) for policy in readers)
-        looked += [attempt for attempt in stored if attempt is not None]
+        stored = (self.attempts.stored.get((self.name, policy)) for policy in ("reads", "random"))
+        looked = [attempt for attempt in stored if attempt is not None]
         for attempt in looked:
             for tool, _, _, text in await self.attempts.replies(attempt):
                 if policies.FOUND in text:
@@ -306,7 +357,7 @@ class _TaskAudit:
             laid = policies.truth_laid(target, abilities)
             if laid is None:
                 self.skipped["oracle"] = (
-                    "it has no solution, and its tools cannot lay the ground truth's files"
+                    f"there is no oracles/{self.task.id}.jsonl, and its tools cannot lay its ground truth"
                 )
                 return None
             attempt = await self._play("oracle", laid)

@@ -20,10 +20,8 @@ from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, POLICIES, Polic
 from decathlon_mcp.settings import default_state
 
 AuditSettings_ = settings_model(
-    "AuditSettings", (*SANDBOX_SETTINGS, "network", "language", "memory_mib", "max_sandboxes")
+    "AuditSettings", (*SANDBOX_SETTINGS, "web", "network", "language", "memory_mib", "max_sandboxes")
 )
-AGAIN = tuple(name for name in SANDBOX_SETTINGS if name != "state")
-"""Settings that the command which shows a finding needs too."""
 AuditSettings = Annotated[AuditSettings_, Parameter(name="*")]
 AUDIT_DEFAULTS = AuditSettings_.model_validate({})
 
@@ -75,13 +73,17 @@ def audit(
     if search < 0 or ("search" in chosen and not search):
         raise BadRequestError("--search N: a number of attempts above 0 was expected")
     options = AuditOptions(tasks=words, split=split, policies=chosen, jobs=jobs, search=search, run=run)
-    given: dict[str, object] = settings.model_dump(include={*AGAIN} & settings.model_fields_set)
+    # The command that shows a finding needs all of them again.
+    given: dict[str, object] = settings.model_dump(include=settings.model_fields_set - {"state"})
     flags = [
-        (name.replace("_", "-"), str(value))
+        (name.replace("_", "-"), value)
         for name, values in given.items()
         for value in (cast("tuple[object, ...]", values) if isinstance(values, tuple) else (values,))
+        if value not in (None, False)
     ]
-    again = "".join(f" --{name} {shlex.quote(value)}" for name, value in flags)
+    again = "".join(
+        f" --{name}" if value is True else f" --{name} {shlex.quote(str(value))}" for name, value in flags
+    )
     state = f" --state {shlex.quote(str(settings.state))}" if settings.state != default_state() else ""
     report = Report(again, state, json)
     return run_async(audit, settings, options, report)

@@ -2,15 +2,14 @@
 
 `python -c THIS ORDER PROGRAM ARGUMENT…`: ORDER is JSON with `files` (1: folders have the order of names, -1:
 the reverse one), `cpu` (it stays on one processor), `seconds` (what the clock is ahead) and `environment`
-(variables, with which another interpreter runs it). PROGRAM is a file, or a module if it does not end with
-`.py`.
+(variables, with which another interpreter does the rest). PROGRAM is a file, or a module if it does not end
+with `.py`.
 """
 
 import datetime
 import json
 import os
 import runpy
-import subprocess
 import sys
 import time
 
@@ -83,7 +82,15 @@ def set_clock_ahead(seconds):
 
 
 def main():
-    order = json.loads(sys.argv[1])
+    text = sys.argv[1]
+    order = json.loads(text)
+    environment = order.pop("environment", None)
+    if environment:
+        # Not that of what started this one: `uv run` would choose packages for another time zone.
+        with open("/proc/self/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+        words[words.index(text)] = json.dumps(order)
+        os.execve(sys.executable, words, {**os.environ, **environment})
     del sys.argv[:2]
     if order.get("cpu") and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -92,11 +99,6 @@ def main():
     if order.get("seconds"):
         set_clock_ahead(order["seconds"])
     program = sys.argv[0]
-    if order.get("environment"):
-        # Not that of what started this one: `uv run` would choose packages for another time zone.
-        flags = subprocess._args_from_interpreter_flags()
-        words = [sys.executable, *flags, *([] if program.endswith(".py") else ["-m"]), *sys.argv]
-        os.execve(sys.executable, words, {**os.environ, **order["environment"]})
     if program.endswith(".py"):
         sys.path[0] = os.path.dirname(os.path.abspath(program))
         runpy.run_path(program, run_name="__main__")

@@ -32,7 +32,7 @@ from decathlon_mcp.suites.tasks import Task
 
 CALL_SECONDS = 90.0
 MAX_READS = 40
-RANDOM_CALLS = 12
+RANDOM_CALLS = 24
 SEARCHED_PARTS = 40
 """Texts of the answers that one command searches for."""
 PROBE_FILE, PROBE_TEXT = "audit-probe.txt", "written by the audit"
@@ -73,17 +73,21 @@ async def null(episode: Episode) -> None:
     """Claims at once."""
 
 
-def probe(target: Target) -> Play:
-    """Finds out which tools run commands and write files, and looks for the answers with them."""
+def reads(target: Target) -> Play:
+    """Reads with every tool, finds out which of them run commands, and looks for the answers with these.
+
+    Where none runs commands, it writes a file at last, to find out which tool can.
+    """
 
     async def play(episode: Episode) -> None:
+        await idle(target)(episode)
         for runner in runners(target.usable):
             who = await _call(episode, runner.tool, runner.call(f"{_place(target, episode)}; {_WHO}"))
             if not who.is_error and _RAN in who.text:
-                parts = list(target.answers.parts)[:SEARCHED_PARTS]
+                parts = target.answers.searched[:SEARCHED_PARTS]
                 command = f"{_place(target, episode)}; {search_command(parts, target.task)}; echo {FOUND}"
                 await _call(episode, runner.tool, runner.call(command))
-                break
+                return
         folders = "", f"{target.places(episode.prompt)[1]}/"
         for writer in (replace(writer, folder=each) for writer in writers(target.usable) for each in folders):
             if not (await _call(episode, writer.tool, writer.call(PROBE_FILE, PROBE_TEXT))).is_error:
@@ -98,7 +102,7 @@ _RAN = "42-"
 
 
 def abilities_in(target: Target, replies: Sequence[tuple[str, JsonObject, bool, str]]) -> Abilities:
-    """What the calls of `probe` have shown: each has a tool, arguments, whether it failed, and a text."""
+    """What the calls of `reads` have shown: each has a tool, arguments, whether it failed, and a text."""
     found_runner: Runner | None = None
     found_writer: Writer | None = None
     is_root, repositories = False, list[str]()
@@ -135,9 +139,9 @@ def idle(target: Target) -> Play:
     return play
 
 
-def random_calls(target: Target, seed: int) -> Play:
+def random_calls(target: Target) -> Play:
     """Makes seeded calls that fit the tools' schemas."""
-    return played(_random_steps(target, str(seed), RANDOM_CALLS))
+    return played(_random_steps(target, "0", RANDOM_CALLS))
 
 
 def _random_steps(target: Target, seed: str, count: int) -> list[Step]:

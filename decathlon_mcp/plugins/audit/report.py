@@ -22,6 +22,7 @@ Policy: TypeAlias = Literal["idle", "random", "vandal", "forgers", "oracle", "st
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 DEFAULT_POLICIES: tuple[Policy, ...] = POLICIES[:-1]
 """All but the search."""
+BAR_WIDTH, LINE_WIDTH = 20, 100
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 SOUND, NOT_CHECKABLE = "sound", "not checkable here"
@@ -96,6 +97,12 @@ class Report:
     state: str
     json_file: Path | None
     tasks: list[TaskReport] = field(default_factory=list[TaskReport])
+    finished: int = 0
+    """How many tasks are."""
+    steps: int = 0
+    """Parts of the audit that take similar time; more become known as it goes."""
+    done: int = 0
+    """How many of these parts are."""
     _run: str = ""
     _total: int = 0
     _played: int = 0
@@ -103,23 +110,22 @@ class Report:
 
     def begin(self, run: str, tasks: int, stored: int) -> None:
         """Say what is audited. `stored`: attempts that are there already."""
-        self._run, self._total = run, tasks
+        self._run, self._total, self.steps = run, tasks, 2 * tasks
         known = f"; {stored} attempts are known" if stored else ""
         report(f"audit of {tasks} task{'s' * (tasks != 1)}, run {printed(run)}{known}")
 
     def advance(self, what: str) -> None:
         """Show how far it is: on a terminal at once, in a pipe every ten seconds."""
         self._played += 1
-        text = f"{len(self.tasks)} of {self._total} tasks, {self._played} attempts; {printed(what)}"
+        share = self.done / self.steps
+        bar = f"{'#' * round(BAR_WIDTH * share):-<{BAR_WIDTH}}"
+        text = f"{self.finished} of {self._total} tasks, {self._played} attempts; {printed(what)}"
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text[:100]}")
+            sys.stderr.write(f"\r\x1b[K[{bar}] {share:.0%}, {text}"[:LINE_WIDTH])
             sys.stderr.flush()
         elif time.monotonic() - self._shown_at > LINE_SECONDS:
             self._shown_at = time.monotonic()
-            report(text)
-
-    def add(self, task: TaskReport) -> None:
-        self.tasks.append(task)
+            report(f"{share:.0%}, {text}")
 
     def finish(self) -> int:
         """Print the tables; 1 if a task has a finding, else 0. Raises OSError."""
@@ -150,10 +156,11 @@ class Report:
         if task.unplayable:
             return task.unplayable
         forgers = [name for name in task.skipped if name.startswith("forger ")]
-        rest = [f"{name}: {why}" for name, why in task.skipped.items() if name not in forgers]
+        rest = [f"{name} ({why})" for name, why in task.skipped.items() if name not in forgers]
         played = f"{len(task.rewards)} attempts"
         missing = [f"{len(forgers)} attacks do not fit its tools"] if forgers else []
-        return "; ".join([played, *missing, *(f"not checked: {text}" for text in rest)])
+        unchecked = [f"not checked: {', '.join(rest)}"] if rest else []
+        return "; ".join([played, *missing, *unchecked])
 
     def _command(self, task: str, finding: Finding) -> str:
         """The command that shows a finding."""

@@ -39,7 +39,6 @@ class Variation:
 
 
 VARIATIONS = (
-    Variation(""),
     Variation(
         " in another language, time zone and hash seed",
         {
@@ -51,11 +50,17 @@ VARIATIONS = (
             }
         },
     ),
-    Variation(" on one processor, with folders in the order of names", {"cpu": True, "files": 1}),
+    Variation(" on one processor", {"cpu": True}),
     Variation(" with folders in the reverse order of names", {"files": -1}),
     Variation(" with a clock that is 400 days ahead", {"seconds": CLOCK_AHEAD_SECONDS}),
+    Variation(" with folders in the order of names", {"files": 1}),
 )
-"""Beside the attempt's own grading. All but the first are for Python evaluators only."""
+"""Beside the attempt's own grading. They are for Python evaluators only."""
+TOGETHER = Variation(
+    " under other conditions, each of which alone changes nothing",
+    {name: value for variation in VARIATIONS[:-1] for name, value in variation.shim.items()},
+)
+"""All but the last, which excludes the one that reverses the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,16 @@ class Unsteady:
 
 
 async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:
-    """Grade a kept attempt in each way; the first that gives another verdict.
+    """Grade a kept attempt as it was, and under other conditions; what gives another verdict.
 
-    Raises as `Regrader.regrade`.
+    The conditions are together at first, and one by one if the verdict is another. Raises as
+    `Regrader.regrade`.
     """
     kept = await anyio.to_thread.run_sync(read_kept, folder)
     before: str | None = None
-    for variation in VARIATIONS:
+
+    async def grade(variation: Variation) -> Unsteady | None:
+        nonlocal before
         try:
             regraded = await regrader.regrade(folder, kept, variation.of)
         except OSError as error:
@@ -86,7 +94,17 @@ async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:
         if before is not None and before != after:
             return Unsteady(variation.how, before, after, _last_line(regraded.after))
         before = after
-    return None
+        return None
+
+    for variation in (Variation(""), VARIATIONS[-1]):
+        if (found := await grade(variation)) is not None:
+            return found
+    if (together := await grade(TOGETHER)) is None:
+        return None
+    for variation in VARIATIONS[:-1]:
+        if (found := await grade(variation)) is not None:
+            return found
+    return together
 
 
 def _last_line(verdict: Verdict) -> str:
