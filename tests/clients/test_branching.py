@@ -11,8 +11,8 @@ from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisode
 from decathlon_client.results import Result, Summary
 
 import decathlon_mcp.starter
+from decathlon_mcp.plugins.credentials import verify_files
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.operate.signatures import verify_files
 from tests.probe.serving import SUITE
 
 BUNDLED = Path(decathlon_mcp.starter.__file__).parent

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.regrade.keeping import KeptAttempt
+from decathlon_mcp.plugins.regrade.kept_attempts import KeptAttempt
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.storage.trajectory import Trajectory
 from tests.grading.support import make_attempt
@@ -77,7 +77,7 @@ def test_a_missing_field_is_an_error() -> None:
 FIRST_ATTEMPTS = """
 import os, sys, threading
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.regrade.keeping import VERSION, KeptAttempt
+from decathlon_mcp.plugins.regrade.kept_attempts import VERSION, KeptAttempt
 
 def read():
     together.wait()

@@ -22,7 +22,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import GROUP, plugins
-from decathlon_mcp.plugins.operate.gc import collect
+from decathlon_mcp.plugins.gc import collect
 from decathlon_mcp.sandboxes.plugins import context_of, create_provider, load_provider
 from decathlon_mcp.settings import Settings, read_settings
 from tests.docs.pages import below, block
@@ -227,7 +227,7 @@ def test_without_plug_ins_the_core_has_its_own_provider_for_every_suite(tmp_path
         "from decathlon_mcp.sandboxes.plugins import default_provider\n"
         "from decathlon_mcp.settings import Settings\n"
         "print(default_provider(Settings(), is_starter=False))\n"
-        "import decathlon_mcp.plugins.operate.gc"
+        "import decathlon_mcp.plugins.gc"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", program]

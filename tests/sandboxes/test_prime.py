@@ -36,7 +36,7 @@ from decathlon_mcp.plugins.conformance.target import (
     receive_all,
     receive_line,
 )
-from decathlon_mcp.plugins.operate.gc import collect
+from decathlon_mcp.plugins.gc import collect
 from decathlon_mcp.plugins.prime import provider as prime_provider
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
 from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider

@@ -13,8 +13,8 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.grading import attempt_of
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.json_limits import MAX_DEPTH
-from decathlon_mcp.plugins.toolathlon import coercion
-from decathlon_mcp.plugins.toolathlon.coercion import MAX_STEPS, QUICK_STEPS, coerced_arguments
+from decathlon_mcp.plugins.toolathlon import suite
+from decathlon_mcp.plugins.toolathlon.suite import MAX_STEPS, QUICK_STEPS, coerced_arguments
 from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
 from tests.episodes.environment import running_registry, suite_with
@@ -105,14 +105,14 @@ async def test_schema_that_takes_long_does_not_keep_the_server_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = dict[int, int]()
-    has_type = coercion._has_type  # pyright: ignore[reportPrivateUsage]
+    has_type = suite._has_type  # pyright: ignore[reportPrivateUsage]
 
     def count(value: Any, name: str) -> bool:
         thread = threading.get_ident()
         steps[thread] = steps.get(thread, 0) + 1
         return has_type(value, name)
 
-    monkeypatch.setattr(coercion, "_has_type", count)
+    monkeypatch.setattr(suite, "_has_type", count)
     names = [f"no-type-{number}" for number in range(1000)]
     option: JsonObject = {"type": [*names, "object"]}
     rows = [1] * 100
