@@ -15,7 +15,7 @@ import anyio
 from benchmarks import figures, report
 from benchmarks.running import Options
 from benchmarks.sections import SECTIONS, measure
-from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 
 DEFAULTS = Options()
 

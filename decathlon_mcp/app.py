@@ -38,8 +38,12 @@ from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, own_provider, plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider
-from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
-from decathlon_mcp.sandboxes.memory import MERGING_FLOOR_MIB, MemoryFloor
+from decathlon_mcp.sandboxes.machine_limits import (
+    MERGING_FLOOR_MIB,
+    MemoryFloor,
+    max_sandboxes_beside,
+    require_descriptors,
+)
 from decathlon_mcp.sandboxes.plugins import (
     Offer,
     ProviderPlugin,

@@ -24,6 +24,18 @@ GROUP = "decathlon_mcp.plugins"
 _FOLDER = "decathlon_mcp.plugins"
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the command line. Its module is imported when the command is used."""
+
+    part: str
+    """A function, or an `App` of further commands."""
+    summary: str
+    """What the list of commands says: the first line of the function's docstring."""
+    runs_program: bool = False
+    """Whether it sees the delimiter `--` among its words: behind it is the command line of a program."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
     """What one plug-in adds. A part is named as "module:attribute"."""
@@ -40,8 +52,8 @@ class Plugin:
     driver: Mapping[str, str] = field(default_factory=dict[str, str])
     """Modules of the driver, by the names that they have in `decathlon_sandbox` inside of a sandbox. Each is
     named as "package:file"."""
-    commands: Sequence[str] = ()
-    """Functions that add commands to the command line's app, which they get."""
+    commands: Mapping[str, Command] = field(default_factory=dict[str, Command])
+    """Commands by their names; `episode verdict` is a further command of the `App` that is `episode`."""
     settings: str = ""
     """Its own settings: a model, `settings.PluginSettings`, in a module that is cheap to import."""
     services: str = ""

@@ -27,7 +27,7 @@ from decathlon_mcp.app import create_registry, read_catalogue  # imports every m
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
 from decathlon_mcp.cli.app import command_line
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.plugins.metrics.endpoint import Scrape, current_values, metrics_of
+from decathlon_mcp.plugins.metrics import Scrape, current_values, metrics_of
 from decathlon_mcp.plugins.readiness.tasks import count_ways, way_to_run
 from decathlon_mcp.protocol.lobby_tools import lobby_tools
 from decathlon_mcp.protocol.results import CODES, STATUS, TOOL_FAILURES, error_code

@@ -20,11 +20,11 @@ from decathlon_mcp.cli.options import (
     DEFAULT_HOST,
     DEFAULT_PORT,
     DELIMITER,
+    EPILOGUE,
     RARE_SERVE_NAMES,
     SERVER_DEFAULTS,
     SERVER_EPILOGUE,
     SOURCES,
-    WITH_PROGRAM,
     Flag,
     Host,
     HostNames,
@@ -45,7 +45,7 @@ from decathlon_mcp.cli.usage import (
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError, SchemaError, UnknownEpisodeError, UnknownTaskError
-from decathlon_mcp.hooks import broken, load, plugins
+from decathlon_mcp.hooks import Command, broken, load, plugins
 from decathlon_mcp.labels import parse_labels
 
 GENERAL = Group("General", sort_key=2)
@@ -195,18 +195,40 @@ def completion(
 
 @cache
 def command_line() -> App:
-    """The app with the commands of plug-ins. Raises SettingsError for a plug-in that is broken."""
-    for plugin in plugins():
-        for part in plugin.commands:
-            try:
-                load(part)(app)
-            except Exception as error:  # whatever its module raises when it is imported
-                raise broken(plugin.name, error) from error
-    for number, (heading, names) in enumerate(COMMANDS.items()):
-        group = Group(heading, sort_key=number)
-        for position, name in enumerate(name for name in names if name in app):
-            app[name].group, app[name].sort_key = (group,), position
+    """The app with the commands of plug-ins, which are not imported yet. Raises SettingsError."""
+    groups = {heading: Group(heading, sort_key=number) for number, heading in enumerate(COMMANDS)}
+    places = {
+        name: (groups[heading], position)
+        for heading, names in COMMANDS.items()
+        for position, name in enumerate(names)
+    }
+    commands = _plugin_commands()
+    for name in sorted(commands, key=lambda name: " " in name):  # a further command after its `App`
+        parent, _, last = name.rpartition(" ")
+        _, command = commands[name]
+        group, position = places.pop(name, (None, None))
+        app_or_parent = app[parent] if parent else app
+        app_or_parent.command(command.part, name=last, help=command.summary, group=group, sort_key=position)
+    for name, (group, position) in places.items():
+        if name in app:
+            app[name].group, app[name].sort_key = group, position
     return app
+
+
+@cache
+def _plugin_commands() -> dict[str, tuple[str, Command]]:
+    """Each command by its name, with the name of its plug-in. Raises SettingsError."""
+    return {name: (plugin.name, command) for plugin in plugins() for name, command in plugin.commands.items()}
+
+
+def import_command(name: str) -> None:
+    """Import a command of a plug-in. Raises SettingsError if the plug-in is broken."""
+    if name in _plugin_commands():
+        plugin, command = _plugin_commands()[name]
+        try:
+            load(command.part)
+        except Exception as error:  # whatever its module raises when it is imported
+            raise broken(plugin, error) from error
 
 
 def _prepare_help(words: Sequence[str], *, whole: bool) -> None:
@@ -214,6 +236,9 @@ def _prepare_help(words: Sequence[str], *, whole: bool) -> None:
     chain, (*_, command), _ = command_line().parse_commands([word for word in words if word not in HELP])
     if not chain or not command.default_command:
         return
+    command.help = None  # the whole docstring, and not only its first line
+    if command.help_epilogue is None and "settings" in get_type_hints(command.default_command):
+        command.help_epilogue = EPILOGUE
     if chain in (("serve",), ("stdio",)) and not whole:
         _list_common(command.default_command)
     # Cyclopts 5 shows every optional argument as `[ARGS]`.
@@ -250,11 +275,14 @@ def run(words: Sequence[str]) -> int:
     is_whole = HELP_ALL in words
     words = ["--help" if word == HELP_ALL else word for word in words]
     try:
+        app = command_line()
+        if words:
+            import_command(words[0])
         if HELP.intersection(words):
             _prepare_help(words, whole=is_whole)
         _warn_of_unknown_variables(words)
-        app = command_line()
-        if words and words[0] in WITH_PROGRAM and DELIMITER in words:
+        _, command = _plugin_commands().get(words[0] if words else "", ("", None))
+        if command is not None and command.runs_program and DELIMITER in words:
             # Cyclopts drops the first one, and takes a second one for a word.
             place = words.index(DELIMITER)
             words = [*words[:place], DELIMITER, *words[place:]]
@@ -308,4 +336,6 @@ def _commands(parent: App) -> Iterator[App]:
         return
     for name in parent:
         if not name.startswith("-"):
+            if parent is app:
+                import_command(name)
             yield from _commands(parent[name])

@@ -40,8 +40,7 @@ CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""
 
 DELIMITER = "--"
-WITH_PROGRAM: set[str] = set()
-"""Commands that see the DELIMITER among their words: behind it is the command line of a program."""
+"""Between the words of `run` and the command line of a program."""
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 EPILOGUE = (

@@ -13,7 +13,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Finding
-from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
+from decathlon_mcp.sandboxes.machine_limits import check_kernel_limits
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.cli")

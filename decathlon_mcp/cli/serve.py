@@ -28,7 +28,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
-from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 

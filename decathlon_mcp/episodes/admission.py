@@ -19,7 +19,7 @@ import anyio
 
 from decathlon_mcp.background import Flag, LazyTimer
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.sandboxes.memory import MemoryFloor
+from decathlon_mcp.sandboxes.machine_limits import MemoryFloor
 from decathlon_mcp.suites.suite import SharedResource
 
 SHARE_PER_TOKEN = 0.75

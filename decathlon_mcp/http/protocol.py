@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from decathlon_mcp.events import Events, ResponseOver
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, body_length
 from decathlon_mcp.protocol.responses import CONNECTION_KEY, Connection
-from decathlon_mcp.sandboxes.kernel_limits import max_connections
+from decathlon_mcp.sandboxes.machine_limits import max_connections
 
 _log = logging.getLogger("decathlon.edge")
 

@@ -8,15 +8,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from decathlon_mcp.cli.output import this_command
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
-
-
-def add_commands(app: App) -> None:
-    app.command(init)
 
 
 def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:

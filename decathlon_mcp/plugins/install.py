@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from cyclopts import App, Group, Parameter
+from cyclopts import Group, Parameter
+from decathlon_client.bridge import address
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.cli.options import Flag
 from decathlon_mcp.cli.usage import check_url, report
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.suites.loading import load_suite
 
 ProgramName = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
 TITLES: dict[ProgramName, str] = {
@@ -123,10 +126,6 @@ class Target:
 def _validate_entry_name(kind: object, name: str) -> None:
     if not ENTRY_NAME.fullmatch(name):
         raise ValueError("An entry's name has 1 to 64 characters: letters, digits, _ and -")
-
-
-def add_commands(app: App) -> None:
-    app.command(install)
 
 
 def install(
@@ -267,17 +266,12 @@ def _server_command(
     command = [str(script)] if script.exists() else [sys.executable, "-m", "decathlon_mcp.cli"]
     command.append("stdio")
     if url:
-        from decathlon_client.bridge import address
-
         return [*command, "--url", address(url, task)]
     paths = [suite if suite == "starter" else str(Path(suite).resolve()) for suite in suites]
     if not paths and config is None:
         # Explicit: an entry shows where a checkout goes, and does not depend on the program's variables.
         paths = ["starter"]
     if task and paths:
-        from decathlon_mcp.catalogue.catalogue import Catalogue
-        from decathlon_mcp.suites.loading import load_suite
-
         Catalogue([load_suite(path) for path in paths]).find(task)
     for path in paths:
         command += ["--suite", path]

@@ -64,10 +64,6 @@ episode = App(
 )
 
 
-def add_commands(app: App) -> None:
-    app.command(episode)
-
-
 @episode.command(sort_key=0)
 def start(
     task: Annotated[str | None, Parameter(name="TASK")] = None,

@@ -19,14 +19,15 @@ import pytest
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.agents import reach
-from decathlon_mcp.plugins.agents.configuration import (
+from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
+from decathlon_mcp.plugins.agents.programs import (
     MAX_ARGUMENT_BYTES,
+    PRESETS,
     Folders,
     choose_variables,
     configure,
+    find_program,
 )
-from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
-from decathlon_mcp.plugins.agents.programs import PRESETS, find_program
 from decathlon_mcp.plugins.agents.reach import (
     MAX_CONNECTIONS,
     Endpoint,

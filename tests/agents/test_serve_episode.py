@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.cli.app import run
-from decathlon_mcp.plugins.agents.serve_episode import SOCKET
+from decathlon_mcp.plugins.agents.serving import SOCKET
 from tests.agents.scripted_agent import HEADERS, RECIPE, Client, answer_of
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.regrade.attempt_files import content_ids, overlay
+from decathlon_mcp.plugins.regrade.kept_attempts import content_ids, overlay
 
 FOLDER = PurePosixPath("tasks/train/paper")
 FOLDERS = "/"

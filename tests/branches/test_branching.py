@@ -19,7 +19,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
-from decathlon_mcp.plugins.branches import replay as branching
+from decathlon_mcp.plugins.branches import branches as branching
 from decathlon_mcp.plugins.branches.branches import MAX_READERS, branches_of
 from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory

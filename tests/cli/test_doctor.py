@@ -15,10 +15,10 @@ import pytest
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.readiness import require_ready
-from decathlon_mcp.plugins.readiness.doctor import doctor
+from decathlon_mcp.plugins.readiness.doctor import print_findings
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
+from decathlon_mcp.sandboxes.machine_limits import check_kernel_limits
 from decathlon_mcp.settings import read_settings
 from tests.probe.serving import SUITE
 
@@ -166,7 +166,7 @@ async def test_a_warning_is_marked_and_keeps_no_server_from_starting(
 
     monkeypatch.setattr(HostProvider, "check", check)
     settings = read_settings({"isolation": "none", "state": tmp_path / "state"})
-    assert await doctor(settings, "127.0.0.1", 0, as_json=False) == 0
+    assert await print_findings(settings, "127.0.0.1", 0, as_json=False) == 0
     output = capsys.readouterr().out
     assert "\n!   host isolation: weak\n    → choose another\n" in output
     assert "\nReady: " in output

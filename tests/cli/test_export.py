@@ -154,7 +154,7 @@ def test_an_export_that_fails_leaves_nothing(
         yield b"begun"
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("decathlon_mcp.plugins.page.one_file.render_one_file", fail)
+    monkeypatch.setattr("decathlon_mcp.plugins.exports.export.render_one_file", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         export(state, public_id(HANDLES[0]), "--to", "html", "--output", tmp_path / "episode.html")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.grading.signing import PublicKey, Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
-from decathlon_mcp.plugins.operate.signatures import check, read_key
+from decathlon_mcp.plugins.credentials import check, read_key
 from decathlon_mcp.starter import copy_template, oracle_ids
 from tests.grading.support import make_attempt
 

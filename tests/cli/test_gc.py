@@ -19,7 +19,7 @@ import pytest
 
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.plugins.operate.gc import collect
+from decathlon_mcp.plugins.gc import collect
 from decathlon_mcp.sandboxes.host import records
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
 from decathlon_mcp.sandboxes.host.processes import ProcessId

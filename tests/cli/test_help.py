@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from cyclopts import App
 from decathlon_mcp import __version__
 from decathlon_mcp.cli import app
 from decathlon_mcp.cli.options import SECTIONS
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.settings import Settings, all_settings, plugin_settings
 
 if TYPE_CHECKING:
@@ -55,6 +57,13 @@ def test_help_fits_on_a_screen_and_names_every_command_by_what_people_do(shell: 
 def test_the_usage_names_every_argument(shell: Shell, command: str, usage: str) -> None:
     output = shell.run(*command.split(), "--help").stdout
     assert output.splitlines()[0] == f"Usage: decathlon-mcp {usage}"
+
+
+def test_the_list_of_commands_says_the_first_line_of_each_docstring() -> None:
+    for name, command in ((name, each) for plugin in plugins() for name, each in plugin.commands.items()):
+        part = load(command.part)
+        text = part.help if isinstance(part, App) else str(inspect.getdoc(part))
+        assert text.partition("\n")[0] == command.summary, name
 
 
 def test_no_help_shows_an_empty_default() -> None:

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 GREETING = """
-from decathlon_mcp.hooks import Plugin
+from decathlon_mcp.hooks import Command, Plugin
 
-PLUGIN = Plugin(name="greeting", commands=("greeting:add_commands",))
-
-def add_commands(app):
-    app.command(greet)
+PLUGIN = Plugin(name="greeting", commands={"greet": Command("greeting:greet", "Greet somebody.")})
 
 def greet(name: str) -> int:
     "Greet somebody."
     print(f"hello {name}")
     return 0
+"""
+BROKEN = """
+from decathlon_mcp.hooks import Command, Plugin
+
+PLUGIN = Plugin(name="broken", commands={"broken": Command("missing:f", "Fail.")})
 """
 
 
@@ -61,16 +63,13 @@ def test_a_command_of_another_packages_plug_in_is_listed_and_runs(tmp_path: Path
     [
         ("import missing_module", "the plug-in broken:PLUGIN cannot be loaded (ModuleNotFoundError: "),
         ("PLUGIN = 1", "broken:PLUGIN is a int, and not a Plugin"),
-        (
-            'from decathlon_mcp.hooks import Plugin\nPLUGIN = Plugin(name="broken", commands=("missing:f",))',
-            "the plug-in broken cannot be loaded (ModuleNotFoundError: ",
-        ),
+        (BROKEN, "the plug-in broken cannot be loaded (ModuleNotFoundError: "),
     ],
     ids=["module", "value", "part"],
 )
 def test_a_broken_plug_in_is_one_line_that_names_it(tmp_path: Path, source: str, message: str) -> None:
     install(tmp_path, "broken", source)
-    status, output = command(tmp_path, "--version")
+    status, output = command(tmp_path, "broken")
     assert status == 1
     assert output.startswith(f"decathlon-mcp: {message}")
     assert output.count("\n") == 1

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from decathlon_mcp.plugins.web.exchanges import Counts, WebRequest, WebResponse
-from decathlon_mcp.plugins.web.matching import request_key
+from decathlon_mcp.plugins.web.exchanges import Counts, WebRequest, WebResponse, request_key
 from decathlon_mcp.plugins.web.recording import FOLDER, Recording, RecordingId, Rollout
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from decathlon_mcp.plugins.web.exchanges import Headers, WebRequest, WebResponse
-from decathlon_mcp.plugins.web.matching import request_key
+from decathlon_mcp.plugins.web.exchanges import Headers, WebRequest, WebResponse, request_key
 from decathlon_mcp.plugins.web.proxy import find_program
 from decathlon_mcp.plugins.web.recording import FOLDER, Recording, RecordingId
 from tests.web.running import needs_mitmdump

@@ -14,7 +14,7 @@ from decathlon_client import Decathlon, Episode
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
-from decathlon_mcp.plugins.replay.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay
+from decathlon_mcp.plugins.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay_episode
 from decathlon_mcp.settings import read_settings
 from tests.probe.serving import SUITE, Served, folder_of, serving
 
@@ -39,7 +39,9 @@ class Replays:
 
     async def run(self, episode: str, status: int, **options: Any) -> str:
         settings = read_settings({"state": self.served.state})
-        found = await replay(settings, episode, self.served.url, ReplayOptions(**options), embedded=False)
+        found = await replay_episode(
+            settings, episode, self.served.url, ReplayOptions(**options), embedded=False
+        )
         output = self._capsys.readouterr()
         assert found == status, output
         return output.err if status == NOT_PLAYED else output.out
@@ -175,7 +177,7 @@ async def test_without_a_server_it_plays_in_its_own_process(
     async with Decathlon.embedded(SUITE, names="raw", **options) as d, d.episode("find-answer") as e:
         await e.call("write", {"path": "answer.txt", "text": "42"})
         await e.call("shell", {"command": f"cat {e_workspace(e)}/answer.txt; pwd"})
-    assert await replay(settings, e.public_id, None, ReplayOptions(), embedded=True) == EQUAL
+    assert await replay_episode(settings, e.public_id, None, ReplayOptions(), embedded=True) == EQUAL
     lines = capsys.readouterr().out.splitlines()
     assert "calls are sent with the new path" in lines[1]
     assert lines[-1] == "2 of 2 replies are equal"

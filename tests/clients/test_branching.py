@@ -10,8 +10,8 @@ import pytest
 from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError, sync
 from decathlon_client.results import Result, Summary
 
+from decathlon_mcp.plugins.credentials import verify_files
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.operate.signatures import verify_files
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio

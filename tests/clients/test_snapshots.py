@@ -11,7 +11,7 @@ import anyio
 import pytest
 from decathlon_client import Decathlon, EpisodeEndedError, NotRunnableError, RequestError, SetUpError
 
-from decathlon_mcp.plugins.regrade.keeping import KEPT_SEALED, ORIGINAL_FILE
+from decathlon_mcp.plugins.regrade.kept_attempts import KEPT_SEALED, ORIGINAL_FILE
 from tests.probe.serving import SUITE, folder_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]

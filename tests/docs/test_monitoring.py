@@ -13,7 +13,7 @@ import yaml
 
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.http.health import ServerState
-from decathlon_mcp.plugins.metrics.metrics import Metrics
+from decathlon_mcp.plugins.metrics import Metrics
 from tests.docs.pages import DOCS, REPOSITORY, blocks, tables
 
 PAGE = DOCS / "operating.md"

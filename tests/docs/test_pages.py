@@ -18,7 +18,7 @@ import yaml
 from decathlon_mcp.episodes.state import TRANSITIONS
 from decathlon_mcp.grading.attempt import SERVER_METRICS
 from decathlon_mcp.grading.verdict import Status, Verdict
-from decathlon_mcp.plugins.operate.signatures import check, read_key
+from decathlon_mcp.plugins.credentials import check, read_key
 from decathlon_mcp.settings import RewardPolicy
 from docs.first_reward import walkthroughs
 from docs.tables import with_tables

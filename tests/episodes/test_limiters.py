@@ -12,7 +12,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.memory import MemoryFloor
+from decathlon_mcp.sandboxes.machine_limits import MemoryFloor
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.driver import Faults
 from tests.fakes.provider import FakeProvider, FakeSandbox

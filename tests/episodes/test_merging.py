@@ -10,9 +10,9 @@ import pytest
 
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.plugins.regrade.keeping import KeptAttempt
-from decathlon_mcp.sandboxes import memory
-from decathlon_mcp.sandboxes.memory import MemoryFloor, available_bytes
+from decathlon_mcp.plugins.regrade.kept_attempts import KeptAttempt
+from decathlon_mcp.sandboxes import machine_limits
+from decathlon_mcp.sandboxes.machine_limits import MemoryFloor, available_bytes
 from tests.episodes.environment import TOOLS, exits_with, running_registry, suite_with
 from tests.fakes.provider import FakeProvider
 
@@ -54,7 +54,7 @@ async def test_a_sandbox_in_which_its_task_is_graded_is_not_dense(tmp_path: Path
 async def test_openings_wait_in_order_while_memory_is_low(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MEMORY_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(machine_limits, "MEMORY_INTERVAL_SECONDS", 0.01)
     available = 99
     floor = MemoryFloor(100, lambda: available)
     passed: list[int] = []
@@ -78,9 +78,9 @@ async def test_openings_wait_in_order_while_memory_is_low(
 async def test_an_episode_opens_when_there_is_memory_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MEMORY_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(machine_limits, "MEMORY_INTERVAL_SECONDS", 0.01)
     available = 0
-    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    monkeypatch.setattr(machine_limits, "available_bytes", lambda: available)
     provider = FakeProvider(tools=TOOLS)
     monkeypatch.setattr("decathlon_mcp.app.MERGING_FLOOR_MIB", 1)
     async with running_registry(tmp_path, provider, merge_pages=True) as registry:
@@ -95,9 +95,9 @@ async def test_an_episode_opens_when_there_is_memory_again(
 async def test_an_episode_ends_if_there_is_no_memory_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MEMORY_INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(memory, "STALLED_SECONDS", 0.05)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 5 << 20)
+    monkeypatch.setattr(machine_limits, "MEMORY_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(machine_limits, "STALLED_SECONDS", 0.05)
+    monkeypatch.setattr(machine_limits, "available_bytes", lambda: 5 << 20)
     monkeypatch.setattr("decathlon_mcp.app.MERGING_FLOOR_MIB", 6)
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), merge_pages=True) as registry:
         with pytest.raises(AtCapacityError, match=r"has 5 MiB of memory available, and needs 6") as refused:

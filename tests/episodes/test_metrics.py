@@ -11,7 +11,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.plugins.metrics.endpoint import metrics_of
+from decathlon_mcp.plugins.metrics import metrics_of
 from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, running_registry
 from tests.fakes.provider import FakeProvider

@@ -42,7 +42,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.plugins.metrics.endpoint import metrics_of
+from decathlon_mcp.plugins.metrics import metrics_of
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import read_settings

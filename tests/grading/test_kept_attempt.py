@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.regrade.keeping import KeptAttempt
+from decathlon_mcp.plugins.regrade.kept_attempts import KeptAttempt
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.storage.trajectory import Trajectory
 from tests.grading.support import make_attempt

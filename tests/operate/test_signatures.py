@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict, verdict_without_grading
-from decathlon_mcp.plugins.operate.signatures import BadSignatureError, check, read_key
+from decathlon_mcp.plugins.credentials import BadSignatureError, check, read_key
 from tests.grading.support import make_attempt
 
 FIXED_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.plugins.page.play.drafts import (
+from decathlon_mcp.plugins.page.drafts import (
     Draft,
     NotRepresentableError,
     draft_from_value,
@@ -14,7 +14,7 @@ from decathlon_mcp.plugins.page.play.drafts import (
     partial_value,
     read_draft,
 )
-from decathlon_mcp.plugins.page.play.schema import Field, Kind, form_from_schema
+from decathlon_mcp.plugins.page.schema import Field, Kind, form_from_schema
 
 
 def form(required: tuple[str, ...] = (), **properties: Any) -> Field:

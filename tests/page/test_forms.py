@@ -7,8 +7,8 @@ import json
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.page.play.drafts import Draft
-from decathlon_mcp.plugins.page.play.forms import (
+from decathlon_mcp.plugins.page.drafts import Draft
+from decathlon_mcp.plugins.page.forms import (
     MAX_DRAFT_FIELDS,
     draft_of,
     make_form,
@@ -16,7 +16,7 @@ from decathlon_mcp.plugins.page.play.forms import (
     read_inputs,
     text_of,
 )
-from decathlon_mcp.plugins.page.play.schema import Kind
+from decathlon_mcp.plugins.page.schema import Kind
 from decathlon_mcp.types import JsonObject
 
 ROWS = make_form(

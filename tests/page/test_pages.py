@@ -19,7 +19,7 @@ from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.list_episodes import show_episode
 from decathlon_mcp.plugins.page import runs
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
-from decathlon_mcp.plugins.retention.retention import delete_old_episodes
+from decathlon_mcp.plugins.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import public_id
 from tests.page.outlines import outline

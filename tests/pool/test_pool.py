@@ -24,12 +24,12 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
 )
 from decathlon_mcp.events import Events
-from decathlon_mcp.plugins.metrics.metrics import Metrics
-from decathlon_mcp.plugins.pool import pool as warm_pool
-from decathlon_mcp.plugins.pool.pool import SandboxPool
+from decathlon_mcp.plugins import pool as warm_pool
+from decathlon_mcp.plugins.metrics import Metrics
+from decathlon_mcp.plugins.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.sandboxes.memory import MemoryFloor
+from decathlon_mcp.sandboxes.machine_limits import MemoryFloor
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import SandboxRow, Store

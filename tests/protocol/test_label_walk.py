@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from decathlon_mcp.plugins.operate.signatures import check, read_key
+from decathlon_mcp.plugins.credentials import check, read_key
 from tests.probe.clients import connected
 from tests.probe.serving import folder_of, serving
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.plugins.spans.spans import ExportedSpans
+from decathlon_mcp.plugins.spans import ExportedSpans
 from decathlon_mcp.types import public_id
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeRun, ToolError

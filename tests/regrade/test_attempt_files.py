@@ -14,7 +14,7 @@ import anyio.to_thread
 import pytest
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, LimitExceededError
-from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
+from decathlon_mcp.plugins.regrade.kept_attempts import AttemptFiles
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.kept_files import RESERVED_FILE, VERDICT_BYTES, VERDICT_FILE
 

@@ -15,8 +15,8 @@ from decathlon_mcp.plugins.conformance.suite import (
     SNAPSHOT_CHECKS,
     Check,
     files,
-    limits,
     opening,
+    processes,
     snapshots,
     survival,
 )
@@ -44,8 +44,13 @@ OF_NETWORKS = (
     survival.sweep_keeps_the_sandboxes_that_it_is_given,
 )
 """A network has a process of its own, which has to be removed with the sandbox, whenever that is."""
-OF_IMAGES = {opening.__name__, files.__name__, limits.__name__}
-"""Modules of checks. How processes run and are reattached, an image does not change."""
+OF_IMAGES = {opening.__name__, files.__name__}
+"""Modules of checks. How processes run and are reattached, an image does not change, but for their limits."""
+LIMITS = (
+    processes.memory_over_the_limit_is_the_cause_of_end,
+    processes.number_of_processes_is_limited,
+    processes.missing_program_is_an_error_and_leaves_nothing,
+)
 
 
 def quick(checks: tuple[Check, ...]) -> tuple[Check, ...]:
@@ -56,7 +61,7 @@ def quick(checks: tuple[Check, ...]) -> tuple[Check, ...]:
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": quick(CHECKS),
     "plain": quick(ALL_CHECKS),
-    "image": tuple(check for check in ALL_CHECKS if check.__module__ in OF_IMAGES),
+    "image": tuple(c for c in ALL_CHECKS if c.__module__ in OF_IMAGES or c in LIMITS),
     "gvisor": ALL_CHECKS + SNAPSHOT_CHECKS,
     # The slow ones are about code that it shares with images.
     "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),

@@ -21,8 +21,12 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.plugins.conformance.target import LastStep, receive_all
-from decathlon_mcp.plugins.gvisor.command import inside_command
-from decathlon_mcp.plugins.gvisor.sandbox import TIMER_SLACK_NS, find_runsc, runsc_version
+from decathlon_mcp.plugins.gvisor.command import (
+    TIMER_SLACK_NS,
+    find_runsc,
+    inside_command,
+    runsc_version,
+)
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
 from decathlon_mcp.sandboxes.host.plugin import FOLDER

@@ -18,7 +18,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import GROUP, plugins
-from decathlon_mcp.plugins.operate.gc import collect
+from decathlon_mcp.plugins.gc import collect
 from decathlon_mcp.sandboxes.plugins import context_of, create_provider, load_provider
 from decathlon_mcp.settings import Settings, read_settings
 from tests.docs.pages import below, block

@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import Collector
 
 from decathlon_mcp.events import Admitted, Ended, Judged, Ready, Recovered, Started, Swept
-from decathlon_mcp.plugins.metrics.metrics import Metrics
+from decathlon_mcp.plugins.metrics import Metrics
 
 
 def lines(collector: Collector) -> set[str]:

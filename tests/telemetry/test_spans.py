@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.listening import listen
-from decathlon_mcp.plugins.spans.spans import FLUSH_SECONDS, exported_spans
+from decathlon_mcp.plugins.spans import FLUSH_SECONDS, exported_spans
 from decathlon_mcp.settings import Settings, read_settings
 
 pytestmark = pytest.mark.anyio

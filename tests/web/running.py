@@ -23,8 +23,8 @@ from decathlon_mcp.plugins.web.exchanges import (
     SessionSpec,
     WebRequest,
     parse_addresses,
+    request_key,
 )
-from decathlon_mcp.plugins.web.matching import request_key
 from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import Recording, RecordingId
 from tests.web.sites import Sites

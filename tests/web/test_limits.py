@@ -15,8 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from decathlon_mcp.plugins.web.connections import MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_RECEIVED_BYTES
-from decathlon_mcp.plugins.web.exchanges import WebRequest, WebResponse
-from decathlon_mcp.plugins.web.matching import request_key
+from decathlon_mcp.plugins.web.exchanges import WebRequest, WebResponse, request_key
 from decathlon_mcp.plugins.web.recording import Recording
 from tests.web.running import Client, Running, needs_mitmdump, real_proxy
 from tests.web.sites import Sites, sites

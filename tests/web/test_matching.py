@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from decathlon_mcp.plugins.web.exchanges import Headers, WebRequest, WebResponse
-from decathlon_mcp.plugins.web.matching import is_secret_name, normal_url, request_key, storable
+from decathlon_mcp.plugins.web.exchanges import (
+    Headers,
+    WebRequest,
+    WebResponse,
+    is_secret_name,
+    normal_url,
+    request_key,
+    storable,
+)
 
 SECRET = "abcdefgh12345678"
 HSTS = ("Strict-Transport-Security", "max-age=86400")

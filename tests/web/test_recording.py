@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.plugins.web.exchanges import Counts, Headers, WebRequest, WebResponse
-from decathlon_mcp.plugins.web.matching import RequestKey, request_key
+from decathlon_mcp.plugins.web.exchanges import (
+    Counts,
+    Headers,
+    RequestKey,
+    WebRequest,
+    WebResponse,
+    request_key,
+)
 from decathlon_mcp.plugins.web.recording import (
     Recording,
     RecordingError,

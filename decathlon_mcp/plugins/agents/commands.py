@@ -1,30 +1,20 @@
-"""`run`, `serve-episode` and `episode verdict`, as the command line has them."""
+"""`run`, as the command line has it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from decathlon_mcp.cli.options import (
-    DEFAULT_HOST,
-    DEFAULT_PORT,
     DELIMITER,
-    EPILOGUE,
     NO_FILTERS,
     PLAYER_SECONDS,
-    SANDBOX_SETTINGS,
-    WITH_PROGRAM,
     Filters,
     Flag,
-    Host,
-    HostNames,
     Labels,
-    Port,
-    StateFolder,
     run_async,
-    settings_model,
 )
 from decathlon_mcp.cli.usage import (
     check_not_empty,
@@ -37,22 +27,13 @@ from decathlon_mcp.cli.usage import (
 )
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.plugins.shell import episode
-from decathlon_mcp.settings import default_state
+from decathlon_mcp.plugins.agents.programs import PRESETS
+from decathlon_mcp.plugins.agents.run_agents import ModelAgent, ProgramAgent, RunOptions, run_agents
+from decathlon_mcp.plugins.agents.serving import AGENT_DEFAULTS, AgentSettings
 
-AgentOptions = settings_model("AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls"))
-AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
-AGENT_DEFAULTS = AgentOptions.model_validate({})
 USAGE_ERROR = 2
 DEFAULT_TURNS = 100
 """Answers that a model without a program may give in one attempt."""
-
-
-def add_commands(app: App) -> None:
-    app.command(run, help_epilogue=EPILOGUE)
-    app.command(serve_episode, help_epilogue=EPILOGUE)
-    episode.command(verdict)
-    WITH_PROGRAM.add("run")
 
 
 def run(
@@ -155,8 +136,6 @@ def run(
     if problem is not None:
         report(problem)
         return USAGE_ERROR
-    from decathlon_mcp.plugins.agents.programs import PRESETS
-    from decathlon_mcp.plugins.agents.run_agents import ModelAgent, ProgramAgent, RunOptions, run_agents
 
     if agent or command:
         player = ProgramAgent(
@@ -203,54 +182,3 @@ def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return words, ()
     place = words.index(DELIMITER)
     return words[:place], words[place + 1 :]
-
-
-def serve_episode(
-    task: Annotated[str, Parameter(metavar="TASK")],
-    /,
-    *,
-    host: Host = DEFAULT_HOST,
-    port: Port = DEFAULT_PORT,
-    allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
-    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
-    launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
-    label: Labels = (),
-    settings: AgentSettings = AGENT_DEFAULTS,
-) -> int:
-    """Serve one episode at an address where it can only be played, until a signal.
-
-    The address is `http://HOST:PORT/mcp`, for an agent that you start yourself, as in a container; `run`
-    starts agents for you. `episode verdict` grades the attempt.
-
-    Parameters
-    ----------
-    task
-        The task.
-    host
-        Address to listen on. Anyone who reaches this address can play, without a token.
-    port
-        Port to listen on; 0 picks a free one.
-    allowed_host
-        A host name that the agent may use for this address. Can be repeated.
-    player_seconds
-        Time limit of the attempt, after which it is truncated.
-    launch_time
-        The time at which the attempt is played, in ISO 8601, which the prompt may name. [now]
-    """
-    from decathlon_mcp.cli.serve import ListenAddress
-    from decathlon_mcp.plugins.agents.serve_episode import EpisodeOptions, serve_episode
-
-    options = EpisodeOptions(seconds=player_seconds, launch_time=launch_time, labels=parse_labels(label))
-    address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
-    return run_async(serve_episode, settings, task, address, options)
-
-
-def verdict(*, state: StateFolder = None) -> int:
-    """Grade the episode that `serve-episode TASK` serves, and print its verdict.
-
-    Later calls print the same verdict. Exit status 0 if the attempt passed, 4 if the attempt did not pass, 5
-    if there is no verdict.
-    """
-    from decathlon_mcp.plugins.agents.serve_episode import print_verdict
-
-    return run_async(print_verdict, state or default_state())

@@ -26,12 +26,14 @@ from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.payloads import source
-from decathlon_mcp.plugins.agents.configuration import Configuration, Folders, configure
 from decathlon_mcp.plugins.agents.programs import (
     PRESETS,
     VERSION_BYTES,
     VERSION_SECONDS,
+    Configuration,
+    Folders,
     Program,
+    configure,
     version_in,
 )
 from decathlon_mcp.plugins.agents.reach import Endpoint, hosts_file, without_proxies

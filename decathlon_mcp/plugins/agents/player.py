@@ -30,9 +30,8 @@ from decathlon_mcp.cli.usage import without_credentials
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.agents.configuration import configure
 from decathlon_mcp.plugins.agents.launch import Launcher
-from decathlon_mcp.plugins.agents.programs import Program
+from decathlon_mcp.plugins.agents.programs import Program, configure
 from decathlon_mcp.plugins.agents.reach import Reached, relay_connections
 from decathlon_mcp.plugins.agents.serving import EmbeddedServer, PlayingApp, playing
 from decathlon_mcp.telemetry.logs import fields

@@ -26,7 +26,6 @@ from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.cli.output import print_json, print_table, printed, shell_path, this_command
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
-from decathlon_mcp.plugins.agents.configuration import choose_variables
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher, check_version
 from decathlon_mcp.plugins.agents.player import (
     RUNNING,
@@ -37,16 +36,16 @@ from decathlon_mcp.plugins.agents.player import (
     ProgramFailedError,
     model_endpoint,
 )
-from decathlon_mcp.plugins.agents.programs import Program, find_program
+from decathlon_mcp.plugins.agents.programs import Program, choose_variables, find_program
 from decathlon_mcp.plugins.agents.reach import read_endpoints
 from decathlon_mcp.plugins.agents.run_record import StoredAttempts, is_without_call, playing_alone
 from decathlon_mcp.plugins.agents.serving import embedded_server, with_longer_lives
 from decathlon_mcp.plugins.history.list_runs import estimate_text
 from decathlon_mcp.plugins.history.values import Sums
-from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import answer_folders
-from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state
 
 AGENT_LABEL, ISOLATION_LABEL, AGAIN_LABEL = "agent", "agent_isolation", "again"

@@ -1,25 +1,56 @@
-"""The server in this process whose episodes agents play, and an episode of it on a socket of its own."""
+"""The server in this process whose episodes agents play: for `run`, and for an agent that others start."""
 
 from __future__ import annotations
 
+import json
+import os
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
 import anyio
-from decathlon_client import Decathlon
+from anyio.abc import SocketStream
+from cyclopts import Parameter
+from decathlon_client import ClientError, Decathlon, Episode, NoVerdictError
 from decathlon_client.local_server import EmbeddedEndpoint
+from decathlon_client.process import shutdown_on_signal
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks, run_for_ever
+from decathlon_mcp.cli.options import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    PLAYER_SECONDS,
+    SANDBOX_SETTINGS,
+    Host,
+    HostNames,
+    Labels,
+    Port,
+    StateFolder,
+    run_async,
+    settings_model,
+)
+from decathlon_mcp.cli.output import print_json, shell_path, this_command
+from decathlon_mcp.cli.serve import ListenAddress
+from decathlon_mcp.cli.usage import check_seconds, report
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import AllowedHosts
+from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.http.server import Server
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.labels import parse_labels
+from decathlon_mcp.plugins.play import connect, redirect_logs
+from decathlon_mcp.plugins.shell import NO_VERDICT, NOT_PASSED
+from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
+from decathlon_mcp.settings import Settings, default_state
+from decathlon_mcp.types import JsonObject
 
 WAIT_SECONDS = 60.0
 """How much longer than an attempt an episode lives without a request, so that a program that has stopped to
@@ -98,3 +129,208 @@ async def playing(app: ASGIApp, listener: socket.socket, limits: ConnectionLimit
             yield
         finally:
             server.should_exit = server.force_exit = True
+
+
+REQUEST = b"verdict\n"
+"""Without it nothing is graded: another server connects only to learn whether this one lives."""
+SOCKET = "episode.sock"
+"""Name of the socket in the state folder. It is there while its episode can be played."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOptions:
+    """Of the episode that is served. `seconds`: what its attempt may take."""
+
+    seconds: float
+    launch_time: str | None
+    labels: Mapping[str, str]
+
+
+async def serve_until_signal(
+    settings: Settings, task: str, address: ListenAddress, options: EpisodeOptions
+) -> int:
+    """Serve one episode at an address that only plays, until a signal; returns the exit status.
+
+    Prints the address and the prompt as JSON once it can be played. Raises DecathlonError.
+    """
+    raise_descriptor_limit()
+    server = with_longer_lives(settings, options.seconds)
+    async with shutdown_on_signal() as watcher:
+        try:
+            with redirect_logs(server), listen(address.host, address.port) as listener:
+                bound = replace(address, port=listener.getsockname()[1])
+                async with (
+                    connect(server, None) as d,
+                    embedded_server(
+                        d, server, hosts_for(address.host, address.allowed_host, None)
+                    ) as embedded,
+                    d.episode(task, launch_time=options.launch_time, labels=options.labels) as episode,
+                    giving_verdict(episode, server.state),
+                ):
+                    assert episode.agent_address is not None
+                    app = PlayingApp(embedded.app, episode.agent_address)
+                    async with playing(app, listener, embedded.limits):
+                        url = f"{bound.url(bound.port)}{PATH}"
+                        print_json({"task": task, "address": url, "prompt": episode.prompt}, indent=None)
+                        sys.stdout.flush()
+                        state = (
+                            "" if server.state == default_state() else f" --state {shell_path(server.state)}"
+                        )
+                        report(f"{task} can be played at {url}; `{this_command()} verdict{state}` grades it")
+                        await _truncate_late(episode, options.seconds)
+        except ClientError as error:
+            raise DecathlonError(error.message) from error
+    return watcher.status or 1
+
+
+async def _truncate_late(episode: Episode, seconds: float) -> None:
+    """Close the attempt after that time; never returns."""
+    await anyio.sleep(seconds)
+    await episode.truncate()
+    await anyio.sleep_forever()
+
+
+async def print_verdict(state: Path) -> int:
+    """Grade the episode that `serve_episode` serves with this state folder; returns the exit status.
+
+    0 if the attempt has succeeded, NOT_PASSED if not, NO_VERDICT without a verdict. Raises DecathlonError if
+    there is no such episode.
+    """
+    verdict, problem = await ask_for_verdict(state)
+    if verdict is not None:
+        print_json(verdict)
+    if problem:
+        report(problem)
+        return NO_VERDICT
+    return 0 if (verdict or {}).get("success") is True else NOT_PASSED
+
+
+@asynccontextmanager
+async def giving_verdict(episode: Episode, state: Path) -> AsyncGenerator[None]:
+    """Grade the episode when somebody asks at the socket, and answer with its verdict, always the same.
+
+    Raises BadRequestError if the state folder has the socket of an episode that is served now.
+    """
+
+    async def answer(client: SocketStream) -> None:
+        async with client:
+            with suppress(anyio.BrokenResourceError, anyio.EndOfStream):  # nobody waits any more
+                if await client.receive(len(REQUEST)) == REQUEST:
+                    await client.send(json.dumps(await _verdict(episode)).encode())
+
+    with _short_path(state) as path:
+        with suppress(OSError):
+            async with await anyio.connect_unix(path):
+                raise BadRequestError(
+                    f"another episode is served with the state folder {state}: name another with --state"
+                )
+        # A socket that a killed server left is replaced.
+        async with (
+            await anyio.create_unix_listener(path, mode=0o600) as listener,
+            background_tasks() as tasks,
+        ):
+            tasks.start_soon(listener.serve, answer)
+            try:
+                yield
+            finally:
+                _remove(path)
+
+
+async def ask_for_verdict(state: Path) -> tuple[JsonObject | None, str]:
+    """The verdict on the episode that is served with this state folder, and why it has no reward.
+
+    Waits while the attempt is graded. Raises DecathlonError if none is served, or if its server ends.
+    """
+    answer = b""
+    try:
+        with _short_path(state) as path:
+            async with await anyio.connect_unix(path) as stream:
+                await stream.send(REQUEST)
+                async for chunk in stream:
+                    answer += chunk
+    except OSError as error:
+        raise DecathlonError(
+            f"no episode is served with the state folder {state} ({error.strerror}): "
+            "`decathlon-mcp serve-episode TASK` serves one"
+        ) from None
+    except anyio.BrokenResourceError:
+        answer = b""
+    if not answer:
+        raise DecathlonError("the server of the episode ended before there was a verdict")
+    reply = json.loads(answer)
+    return reply["verdict"], reply["problem"]
+
+
+async def _verdict(episode: Episode) -> JsonObject:
+    try:
+        return {"verdict": (await episode.evaluate()).raw, "problem": ""}
+    except NoVerdictError as error:
+        return {"verdict": error.verdict or None, "problem": error.message}
+    except ClientError as error:
+        return {"verdict": None, "problem": error.message}
+
+
+def _remove(path: str) -> None:
+    # Not by a thread: it is also called when this task is cancelled.
+    Path(path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _short_path(state: Path) -> Generator[str]:
+    """A path of the socket for bind(2) and connect(2), which take 107 bytes. Raises OSError."""
+    folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)
+
+
+AgentOptions = settings_model("AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls"))
+AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
+AGENT_DEFAULTS = AgentOptions.model_validate({})
+
+
+def serve_episode(
+    task: Annotated[str, Parameter(metavar="TASK")],
+    /,
+    *,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
+    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
+    launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
+    label: Labels = (),
+    settings: AgentSettings = AGENT_DEFAULTS,
+) -> int:
+    """Serve one episode at an address where it can only be played, until a signal.
+
+    The address is `http://HOST:PORT/mcp`, for an agent that you start yourself, as in a container; `run`
+    starts agents for you. `episode verdict` grades the attempt.
+
+    Parameters
+    ----------
+    task
+        The task.
+    host
+        Address to listen on. Anyone who reaches this address can play, without a token.
+    port
+        Port to listen on; 0 picks a free one.
+    allowed_host
+        A host name that the agent may use for this address. Can be repeated.
+    player_seconds
+        Time limit of the attempt, after which it is truncated.
+    launch_time
+        The time at which the attempt is played, in ISO 8601, which the prompt may name. [now]
+    """
+    options = EpisodeOptions(seconds=player_seconds, launch_time=launch_time, labels=parse_labels(label))
+    address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
+    return run_async(serve_until_signal, settings, task, address, options)
+
+
+def verdict(*, state: StateFolder = None) -> int:
+    """Grade the episode that `serve-episode TASK` serves, and print its verdict.
+
+    Later calls print the same verdict. Exit status 0 if the attempt passed, 4 if the attempt did not pass, 5
+    if there is no verdict.
+    """
+    return run_async(print_verdict, state or default_state())

@@ -33,9 +33,9 @@ from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
 from decathlon_mcp.plugins.audit.policies import Target
 from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, Finding, Policy, Report, TaskReport
 from decathlon_mcp.plugins.audit.steadiness import find_unsteady
-from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader
-from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.suites.suite import Suite

@@ -6,10 +6,9 @@ import shlex
 from pathlib import Path
 from typing import Annotated, cast
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from decathlon_mcp.cli.options import (
-    EPILOGUE,
     SANDBOX_SETTINGS,
     run_async,
     settings_model,
@@ -24,10 +23,6 @@ AuditSettings_ = settings_model(
 )
 AuditSettings = Annotated[AuditSettings_, Parameter(name="*")]
 AUDIT_DEFAULTS = AuditSettings_.model_validate({})
-
-
-def add_commands(app: App) -> None:
-    app.command(audit, help_epilogue=EPILOGUE)
 
 
 def audit(

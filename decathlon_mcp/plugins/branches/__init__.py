@@ -1,43 +1,21 @@
 """Episodes that begin where others stood: saved states, branches, and tasks that are set up once.
 
-Here are the settings of a server, and what clients ask when they start an episode.
+Here is what clients ask when they start an episode.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from decathlon_mcp.settings import Count, PluginSettings
 from decathlon_mcp.types import JsonObject
 
 if TYPE_CHECKING:
     from decathlon_mcp.episodes.episode import Episode
     from decathlon_mcp.episodes.specification import EpisodeSpec
 _NAME = "branches"
-
-
-class BranchSettings(PluginSettings):
-    """What is saved of episodes, and how much."""
-
-    section: ClassVar[str] = "Limits"
-
-    prepared: bool = Field(
-        False,
-        description="Save the sandbox of the first episode of a task and launch time once the sandbox is set "
-        "up and its servers run; the other episodes begin with copies. For groups of attempts whose client "
-        "chooses their launch time; requires `--kernel gvisor`.",
-    )
-    snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
-        8192,
-        description="Space for the saved states of all episodes, in MiB. Beyond it, the server deletes the "
-        "oldest states of the token that has most. 0: no state is saved.",
-    )
-    snapshots_kept: Count = Field(
-        8, description="Maximum number of saved states of one episode. Beyond it, its oldest are deleted."
-    )
 
 
 OnDifference: TypeAlias = Literal["refuse", "report"]

@@ -30,7 +30,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.errors import CallTimeoutError, LimitExceededError, SnapshotError
 from decathlon_mcp.plugins.branches.saving import begin_as_copy, save_state, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
-from decathlon_mcp.plugins.regrade.keeping import ORIGINAL_FILE
+from decathlon_mcp.plugins.regrade.kept_attempts import ORIGINAL_FILE
 from decathlon_mcp.sandboxes.capabilities import SavedSandbox
 from decathlon_mcp.telemetry.logs import fields
 

@@ -43,7 +43,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.events import SandboxTaken
 from decathlon_mcp.plugins.branches import BranchOptions, note_branch
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, discard
-from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
+from decathlon_mcp.plugins.regrade.kept_attempts import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.capabilities import SavedSandbox, Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.plugins import saving_options

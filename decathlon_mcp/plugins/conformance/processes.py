@@ -1,4 +1,4 @@
-"""Checks of pausing, of first processes of all kinds, and of signals.
+"""Checks of pausing, of first processes of all kinds, of their limits, and of signals.
 
 What is ignored or blocked outlives execve(2). A first process that ignores SIGTERM, or that was started so,
 makes every program below it ignore it: `Process.terminate` and a shell's `kill` then have no effect.
@@ -7,9 +7,11 @@ makes every program below it ignore it: `Process.terminate` and a shell's `kill`
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import anyio
 
+from decathlon_mcp.errors import ImageError
 from decathlon_mcp.plugins.conformance.target import (
     Probe,
     ProviderUnderTest,
@@ -19,7 +21,7 @@ from decathlon_mcp.plugins.conformance.target import (
     receive_line,
     registered,
 )
-from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, LimitName, Limits, Sandbox
 from decathlon_mcp.sandboxes.streams import LOG_TAIL_BYTES
 
 SIGNALS_SCRIPT = r"""
@@ -303,3 +305,49 @@ async def programs_take_signals_as_usual(target: ProviderUnderTest) -> None:
     async with target.provider.open(target.python_spec(SIGNALS_SCRIPT)) as sandbox:
         failures = json.loads(await receive_line(sandbox))
         assert failures == {}, failures
+
+
+FILL_MEMORY = "blocks = []\nwhile True: blocks.append(b'x' * (1 << 20))"
+START_PROCESSES = """
+import os, time
+count = 0
+try:
+    while count < 100:
+        if os.fork() == 0:
+            time.sleep(1000)
+        count += 1
+except OSError as error:
+    print(error.strerror, count < 20)
+"""
+
+
+@registered(commands=True)
+async def memory_over_the_limit_is_the_cause_of_end(target: ProviderUnderTest) -> None:
+    """A first process that the kernel kills at the limit on memory has that as the cause of its end."""
+    if _limits(target, "memory"):
+        spec = replace(target.python_spec(FILL_MEMORY), limits=Limits(memory_mib=64))
+        async with target.provider.open(spec) as sandbox:
+            await receive_all(sandbox)
+            assert await sandbox.cause_of_end() == OUT_OF_MEMORY
+
+
+@registered(commands=True)
+async def number_of_processes_is_limited(target: ProviderUnderTest) -> None:
+    """A sandbox can start as many processes as its spec says, and no more."""
+    if _limits(target, "pids"):
+        spec = replace(target.python_spec(START_PROCESSES), limits=Limits(memory_mib=256, pids=16))
+        async with target.provider.open(spec) as sandbox:
+            assert await receive_all(sandbox) == b"Resource temporarily unavailable True\n"
+
+
+@registered(commands=True)
+async def missing_program_is_an_error_and_leaves_nothing(target: ProviderUnderTest) -> None:
+    """A program that the image does not have is an ImageError that names it."""
+    with raises(ImageError, "no-such-program"):
+        async with target.provider.open(target.new_spec(("no-such-program",))):
+            pass
+    await target.assert_nothing_left()
+
+
+def _limits(target: ProviderUnderTest, name: LimitName) -> bool:
+    return target.provider.isolation != "none" and name not in target.provider.unlimited

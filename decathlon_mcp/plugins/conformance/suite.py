@@ -22,7 +22,6 @@ from collections.abc import Mapping
 
 from decathlon_mcp.plugins.conformance import (
     files,
-    limits,
     opening,
     processes,
     snapshots,
@@ -55,7 +54,6 @@ __all__ = [
     "checks_for",
     "failed_checks",
     "files",
-    "limits",
     "opening",
     "processes",
     "snapshots",

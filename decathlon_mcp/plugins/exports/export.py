@@ -16,21 +16,84 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias
+from typing import Annotated, BinaryIO, Literal, TypeAlias
 
-from decathlon_mcp.cli.output import printed
-from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownEpisodeError
-from decathlon_mcp.plugins.exports.episodes import finished_episodes, read_episodes
+from cyclopts import Group, Parameter
+
+from decathlon_mcp.app import read_catalogue
+from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
+from decathlon_mcp.cli.options import NO_FILTERS, PLAYER_SECONDS, Filters, Flag, settings_model
+from decathlon_mcp.cli.usage import check_not_empty, check_seconds
+from decathlon_mcp.errors import BadRequestError, SettingsError
+from decathlon_mcp.plugins.exports.episodes import finished_episodes, read_episodes, write_jsonl
+from decathlon_mcp.plugins.exports.harbor import HarborOptions, write_harbor_tasks
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.list_episodes import find_row
 from decathlon_mcp.plugins.history.list_runs import unknown_run
 from decathlon_mcp.plugins.history.values import EpisodeQuery
+from decathlon_mcp.plugins.page.one_file import render_one_file
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import Store
 
-if TYPE_CHECKING:
-    from decathlon_mcp.catalogue.draws import TaskFilter
-    from decathlon_mcp.plugins.exports.harbor import HarborOptions
+AGENT_IMAGE, SERVER_IMAGE = "python:3.13-slim-bookworm", "decathlon-mcp"
+"""Images for agents, with Python for the solutions of bundled tasks, and of this server."""
+HARBOR = Group("With --to harbor", sort_key=4)
+
+ExportOptions = settings_model("ExportOptions", ("suite", "language", "state", "config"))
+ExportSettings = Annotated[ExportOptions, Parameter(name="*")]
+EXPORT_DEFAULTS = ExportOptions.model_validate({})
+Image = Annotated[str, Parameter(group=HARBOR, metavar="IMAGE", validator=check_not_empty)]
+Seconds = Annotated[float, Parameter(group=HARBOR, metavar="SECONDS", validator=check_seconds)]
+
+
+def export(
+    name: Annotated[str | None, Parameter(name="RUN")] = None,
+    /,
+    *,
+    to: Annotated[Literal["jsonl", "parquet", "inspect", "html", "harbor"], Parameter(metavar="FORMAT")],
+    output: Annotated[Path, Parameter(name=("--output", "-o"), metavar="FILE", env_var=())],
+    all: Flag = False,  # noqa: A002
+    force: Flag = False,
+    agent_image: Image = AGENT_IMAGE,
+    server_image: Image = SERVER_IMAGE,
+    player_seconds: Seconds = PLAYER_SECONDS,
+    filters: Filters = NO_FILTERS,
+    settings: ExportSettings = EXPORT_DEFAULTS,
+) -> int:
+    """Write episodes or tasks for other tools.
+
+    The episodes of a run, or all, are written under their public ids, with their signed verdicts.
+
+    Parameters
+    ----------
+    name
+        The run to write; with `--to html`, the episode.
+    to
+        `jsonl`: a file with an episode a line. `parquet`: a folder with tables. `inspect`: a folder with logs
+        of inspect-ai. `html`: one episode's page as a file. `harbor`: a folder with tasks for Harbor, each
+        with a server of one episode as a sidecar; tasks that lack something on this machine are left out.
+    output
+        The file or folder to write.
+    all
+        Write every episode that has finished.
+    force
+        Replace what is at the output.
+    agent_image
+        Image in which Harbor runs its agents.
+    server_image
+        Image of this server, which docs/operating.md builds.
+    player_seconds
+        Time limit of an attempt.
+    """
+    if to == "harbor":
+        if name is not None or all:
+            raise BadRequestError("--to harbor writes tasks, which filters choose: leave RUN and --all out")
+        options = HarborOptions(agent_image, server_image, player_seconds)
+        return export_tasks(settings, filters, options, output, force=force)
+    if filters.model_dump(exclude_defaults=True):
+        raise BadRequestError(f"filters choose the tasks of --to harbor; --to {to} writes episodes")
+    return export_episodes(settings.state, name, every=all, to=to, out=output, force=force)
 
 
 PARTIAL, OLD = ".partial", ".old"
@@ -142,7 +205,7 @@ def _beside(out: Path, ending: str = PARTIAL) -> Path:
 Format: TypeAlias = Literal["jsonl", "parquet", "inspect", "html"]
 
 
-def export(state: Path, name: str | None, *, every: bool, to: Format, out: Path, force: bool) -> int:
+def export_episodes(state: Path, name: str | None, *, every: bool, to: Format, out: Path, force: bool) -> int:
     """Write a run, `every` episode, or with `html` one episode.
 
     Raises SettingsError, BadRequestError, UnknownEpisodeError.
@@ -163,11 +226,9 @@ def export(state: Path, name: str | None, *, every: bool, to: Format, out: Path,
     if not found and name is not None and history.run(name) is None:
         raise unknown_run(state, history, name)
     episodes = read_episodes(history, found)
-    # Imported late: they take a second.
+    # What needs another package is imported where it is used.
     match to:
         case "jsonl":
-            from decathlon_mcp.plugins.exports.episodes import write_jsonl
-
             with new_file(out, force=force) as file:
                 count = write_jsonl(episodes, file)
         case "parquet":
@@ -191,11 +252,6 @@ def export_tasks(
     settings: Settings, filters: TaskFilter, options: HarborOptions, out: Path, *, force: bool
 ) -> int:
     """Write the tasks that fit and can run here. Raises SuiteError, SettingsError, BadRequestError."""
-    # Imported late: most of the server is needed to read tasks.
-    from decathlon_mcp.app import read_catalogue
-    from decathlon_mcp.catalogue.draws import runnable_tasks
-    from decathlon_mcp.plugins.exports.harbor import write_harbor_tasks
-
     catalogue = read_catalogue(settings)
     names = runnable_tasks(catalogue, filters)
     with new_folder(out, holds="*/task.toml", force=force) as folder:
@@ -205,14 +261,9 @@ def export_tasks(
 
 
 def _export_page(history: EpisodeHistory, state: Path, name: str, out: Path, *, force: bool) -> int:
-    from decathlon_mcp.plugins.page.one_file import render_one_file
-
     with Store.open_read_only(state) as store:
-        rows = [] if store is None else store.find_episodes(name, 2)
-    details = history.episode(rows[0].public_id) if len(rows) == 1 else None
-    if details is None:
-        problem = "more than one episode begins" if len(rows) > 1 else "there is no episode that begins"
-        raise UnknownEpisodeError(f"{problem} with {printed(repr(name[:12]))} in {state}")
+        details = history.episode(find_row(store, state, name).public_id)
+    assert details is not None, "its row was just read"
     with new_file(out, force=force) as file:
         file.writelines(render_one_file(history, details))
     sys.stderr.write(f"decathlon-mcp: episode {details.summary.public_id} in {out}\n")

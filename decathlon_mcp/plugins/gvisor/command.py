@@ -7,17 +7,22 @@ image. So neither needs to be root here, and what leaves gVisor's kernel is stil
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+import re
+import shutil
+import subprocess
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from decathlon_sandbox import wire
 
-from decathlon_mcp.errors import ImageError
+from decathlon_mcp.errors import ImageError, ProviderUnavailableError
 from decathlon_mcp.plugins.inside_archives import program_inside
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.host.command import HOST_NAME, SHARED_MEMORY_BYTES
+from decathlon_mcp.sandboxes.host.command import HOST_NAME, PROBE_SECONDS, SHARED_MEMORY_BYTES
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.mounts import CopiedFiles, WritableFolder, writable_folders
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter
@@ -45,6 +50,22 @@ OPEN_FILES = 1 << 20
 """As in a container."""
 _PROGRAM = program_inside("decathlon_mcp.plugins.gvisor")
 _NAMESPACES = ("user", "pid", "ipc", "uts", "net")
+PROGRAM = "runsc"
+MINIMAL_VERSION = 20240729
+"""The release that was tried, and the oldest one with all options."""
+INSTALL_RUNSC = (
+    "install runsc of 2024-07-29 or later: apt-get install runsc on Debian 13, otherwise see "
+    "https://gvisor.dev/docs/user_guide/install"
+)
+"""Debian 12 has runsc of 2022, without the platform systrap."""
+TIMER_SLACK_NS = 5_000_000
+"""How late a timer of gVisor's kernel may be. With the 50 us of other processes it wakes up a thousand times
+a second, also while nothing runs in it (https://github.com/google/gvisor/pull/13470), and takes 26 ms of a
+core each second instead of 0.6. A sleep of 1 ms in a sandbox takes some 6 ms; calls are not slower."""
+_PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
+ERROR_BYTES = 4096
+_CHUNK_BYTES = 1 << 16
+_libc = ctypes.CDLL(None)
 
 
 def outer_command(
@@ -166,3 +187,75 @@ def _memory_mount(folder: WritableFolder, user: int, group: int) -> JsonObject:
         "source": "tmpfs",
         "options": [*options, *owner],
     }
+
+
+def find_runsc() -> Path:
+    """The path of runsc. Raises ProviderUnavailableError."""
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise ProviderUnavailableError(f"there is no {PROGRAM} on the PATH: {INSTALL_RUNSC}")
+    return Path(program).resolve()
+
+
+@cache
+def runsc_version(program: Path) -> tuple[str, bool]:
+    """What runsc says about its version, and whether that is `MINIMAL_VERSION` or later. Blocks."""
+    try:
+        command = [str(program), "--version"]
+        result = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProviderUnavailableError(f"{program} cannot be run: {error}; {INSTALL_RUNSC}") from error
+    lines = result.stdout.decode("utf-8", "replace").splitlines()
+    # "runsc version release-20240729.0", or Debian's "0.0~20240729.0".
+    dates = re.findall(r"\d{8}", lines[0]) if lines else []
+    return lines[0] if lines else "of unknown version", bool(dates) and int(dates[0]) >= MINIMAL_VERSION
+
+
+class Program:
+    """A run of `inside.py` in a sandbox. Its methods block. `reason`: what it wrote to stderr at its end."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        self._popen = popen
+        self._stdin, self._stdout, self._stderr = popen.stdin, popen.stdout, popen.stderr
+        self.reason = ""
+
+    def send(self, chunks: Iterable[bytes]) -> None:
+        # It does not read on after an error.
+        with suppress(BrokenPipeError):
+            for chunk in chunks:
+                self._stdin.write(chunk)
+
+    def received(self) -> Iterator[bytes]:
+        """What it writes to stdout."""
+        while chunk := self._stdout.read(_CHUNK_BYTES):
+            yield chunk
+
+    def finish(self) -> int:
+        """Wait until it ends; returns its exit code."""
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+        self.reason = self._stderr.read(ERROR_BYTES).decode("utf-8", "replace").strip()
+        return self._popen.wait()
+
+
+def close_program(popen: subprocess.Popen[bytes]) -> None:
+    """Close the streams of a program that ends by itself, and wait for its end."""
+    for stream in (popen.stdin, popen.stdout, popen.stderr):
+        assert stream is not None
+        with suppress(BrokenPipeError):
+            stream.close()
+    popen.wait()
+
+
+@contextmanager
+def late_timers() -> Generator[None]:
+    """What this thread starts in the body, and all that it starts, has `TIMER_SLACK_NS`."""
+    before_ns = _libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_TIMERSLACK, before_ns, 0, 0, 0)

@@ -15,7 +15,6 @@ network.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
@@ -23,10 +22,9 @@ import secrets
 import select
 import shutil
 import subprocess
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
@@ -48,17 +46,24 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.plugins.gvisor import saving
 from decathlon_mcp.plugins.gvisor.command import (
     CONTAINER,
+    ERROR_BYTES,
+    INSTALL_RUNSC,
     SAVED,
     STATE_FILE,
+    Program,
+    close_program,
+    find_runsc,
     inner_command,
     inside_command,
+    late_timers,
     outer_command,
+    runsc_version,
 )
 from decathlon_mcp.plugins.gvisor.inside import FAILED, FULL, NOT_STARTED, STOP_SECONDS, STOPPED
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Finding, LimitName, Limits, finding
 from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.host.command import PROBE_SECONDS, as_user
+from decathlon_mcp.sandboxes.host.command import as_user
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.mounts import DEFAULT_MEMORY_MIB
 from decathlon_mcp.sandboxes.host.namespaces import (
@@ -72,21 +77,8 @@ from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.telemetry.logs import fields
 
-RUNSC = "runsc"
-MINIMAL_VERSION = 20240729
-"""The release that was tried, and the oldest one with all options."""
-INSTALL_RUNSC = (
-    "install runsc of 2024-07-29 or later: apt-get install runsc on Debian 13, otherwise see "
-    "https://gvisor.dev/docs/user_guide/install"
-)
-"""Debian 12 has runsc of 2022, without the platform systrap."""
 POLL_SECONDS = 0.005
 """Between two looks at a sandbox that starts, which takes gVisor some 20 ms once its kernel runs."""
-TIMER_SLACK_NS = 5_000_000
-"""How late a timer of gVisor's kernel may be. With the 50 us of other processes it wakes up a thousand times
-a second, also while nothing runs in it (https://github.com/google/gvisor/pull/13470), and takes 26 ms of a
-core each second instead of 0.6. A sleep of 1 ms in a sandbox takes some 6 ms; calls are not slower."""
-_PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 LOG_FILE = "runsc"
 """In a sandbox's folder: what `runsc run` notes, about 2 KiB."""
 SAVED_FOLDER = "saved"
@@ -109,10 +101,7 @@ other. After that its driver decides, which waits longer if `--survive-seconds` 
 SAVE_SECONDS = 120.0
 """How long saving may take: the memory of a sandbox has some gigabytes at most."""
 _READ = ("CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH")
-_CHUNK_BYTES = 1 << 16
-_ERROR_BYTES = 4096
 
-_libc = ctypes.CDLL(None)
 _log = logging.getLogger(__name__)
 
 
@@ -146,11 +135,11 @@ class GvisorSandbox(NamespaceSandbox):
         return self.files
 
     def restore(self, snapshot: Snapshot) -> None:
-        saving.check(snapshot, self.spec, self._image, _version(find_runsc()))
+        saving.check(snapshot, self.spec, self._image, runsc_version(find_runsc())[0])
         self._snapshot = snapshot
 
     def start(self) -> None:
-        with _late_timers():
+        with late_timers():
             super().start()
 
     def _command(self, stack: ExitStack) -> tuple[Sequence[str], tuple[int, ...]]:
@@ -254,7 +243,7 @@ class GvisorSandbox(NamespaceSandbox):
     def _release(self) -> bool:
         if self._stopper is not None:
             self._stopper.kill()
-            _close_program(self._stopper)
+            close_program(self._stopper)
         return super()._release()
 
     def _was_paused(self) -> bool:
@@ -330,7 +319,7 @@ class GvisorSandbox(NamespaceSandbox):
             await self._save(new)
 
             def finish() -> Snapshot:
-                saving.describe(new, self.spec, self._image, _version(find_runsc()))
+                saving.describe(new, self.spec, self._image, runsc_version(find_runsc())[0])
                 return saving.move(new, folder)
 
             return await to_thread.run_sync(finish, limiter=self._threads)
@@ -370,7 +359,7 @@ class GvisorSandbox(NamespaceSandbox):
                 if result.returncode == 0:
                     return
                 with self._namespaces():
-                    reason = result.stderr[-_ERROR_BYTES:].decode("utf-8", "replace").strip()
+                    reason = result.stderr[-ERROR_BYTES:].decode("utf-8", "replace").strip()
                     _log.warning(
                         "A sandbox could not be saved", extra=fields(sandbox=self.spec.name, why=reason)
                     )
@@ -414,18 +403,18 @@ class GvisorSandbox(NamespaceSandbox):
     @contextmanager
     def _program(
         self, *arguments: str, capabilities: Sequence[str] = (), as_root: bool = False
-    ) -> Generator[_Program]:
+    ) -> Generator[Program]:
         """`inside.py`, run in the sandbox; ended when this is exited. Blocks.
 
         Raises SandboxLostError, ProviderUnavailableError.
         """
         popen = self._start_program(arguments, capabilities, as_root=as_root)
         try:
-            yield _Program(popen)
+            yield Program(popen)
         finally:
             # What runs inside ends with its streams.
             popen.kill()
-            _close_program(popen)
+            close_program(popen)
 
     def _start_program(
         self, arguments: Sequence[str], capabilities: Sequence[str], *, as_root: bool
@@ -448,83 +437,7 @@ class GvisorSandbox(NamespaceSandbox):
             )
 
 
-class _Program:
-    """A run of `inside.py` in a sandbox. Its methods block. `reason`: what it wrote to stderr at its end."""
-
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        assert popen.stdin is not None
-        assert popen.stdout is not None
-        assert popen.stderr is not None
-        self._popen = popen
-        self._stdin, self._stdout, self._stderr = popen.stdin, popen.stdout, popen.stderr
-        self.reason = ""
-
-    def send(self, chunks: Iterable[bytes]) -> None:
-        # It does not read on after an error.
-        with suppress(BrokenPipeError):
-            for chunk in chunks:
-                self._stdin.write(chunk)
-
-    def received(self) -> Iterator[bytes]:
-        """What it writes to stdout."""
-        while chunk := self._stdout.read(_CHUNK_BYTES):
-            yield chunk
-
-    def finish(self) -> int:
-        """Wait until it ends; returns its exit code."""
-        with suppress(BrokenPipeError):
-            self._stdin.close()
-        self.reason = self._stderr.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
-        return self._popen.wait()
-
-
-def _close_program(popen: subprocess.Popen[bytes]) -> None:
-    """Close the streams of a program that ends by itself, and wait for its end."""
-    for stream in (popen.stdin, popen.stdout, popen.stderr):
-        assert stream is not None
-        with suppress(BrokenPipeError):
-            stream.close()
-    popen.wait()
-
-
-@contextmanager
-def _late_timers() -> Generator[None]:
-    """What this thread starts in the body, and all that it starts, has `TIMER_SLACK_NS`."""
-    before_ns = _libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)
-    _libc.prctl(_PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)
-    try:
-        yield
-    finally:
-        _libc.prctl(_PR_SET_TIMERSLACK, before_ns, 0, 0, 0)
-
-
 def _not_restored(error: ProviderUnavailableError) -> SnapshotError:
     failure = SnapshotError("no sandbox could be opened from the snapshot; the server's log has the reason")
     failure.__notes__ = getattr(error, "__notes__", [])
     return failure
-
-
-def find_runsc() -> Path:
-    """The path of runsc. Raises ProviderUnavailableError."""
-    program = shutil.which(RUNSC)
-    if program is None:
-        raise ProviderUnavailableError(f"there is no {RUNSC} on the PATH: {INSTALL_RUNSC}")
-    return Path(program).resolve()
-
-
-def runsc_version(program: Path) -> tuple[str, bool]:
-    """What runsc says about its version, and whether that is `MINIMAL_VERSION` or later. Blocks."""
-    try:
-        command = [str(program), "--version"]
-        result = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ProviderUnavailableError(f"{program} cannot be run: {error}; {INSTALL_RUNSC}") from error
-    lines = result.stdout.decode("utf-8", "replace").splitlines()
-    # "runsc version release-20240729.0", or Debian's "0.0~20240729.0".
-    dates = re.findall(r"\d{8}", lines[0]) if lines else []
-    return lines[0] if lines else "of unknown version", bool(dates) and int(dates[0]) >= MINIMAL_VERSION
-
-
-@cache
-def _version(program: Path) -> str:
-    return runsc_version(program)[0]

@@ -13,16 +13,63 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from cyclopts import Parameter
+
+from decathlon_mcp.cli.options import Flag, Handles, LabelFilter, StateFolder
 from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.errors import UnknownEpisodeError
+from decathlon_mcp.errors import BadRequestError, UnknownEpisodeError
+from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, EpisodeSummary, NoteEntry
+from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.lock import check_state_folder, running_servers
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
 from decathlon_mcp.types import HANDLE, JsonObject, public_id
+
+
+def show(
+    name: Annotated[str | None, Parameter(name="EPISODE")] = None,
+    /,
+    *,
+    run: Annotated[str | None, Parameter(metavar="RUN")] = None,
+    label: LabelFilter = (),
+    task: Annotated[str | None, Parameter(metavar="ID")] = None,
+    failed: Flag = False,
+    all: Flag = False,  # noqa: A002
+    json: Flag = False,
+    handles: Handles = False,
+    state: StateFolder = None,
+) -> int:
+    """List episodes, or show everything that is kept of one.
+
+    Without a filter, the list has the live episodes and the last that finished.
+
+    Parameters
+    ----------
+    name
+        The episode's public id, the beginning of its public id, or its handle.
+    run
+        List every episode of this run.
+    task
+        List every episode of this task.
+    failed
+        List every episode that finished without success, lost ones included.
+    all
+        List every episode that is kept, also finished ones that replay or branch from others.
+    json
+        Print one JSON object; of a list `{"episodes": [...]}`.
+    """
+    folder = state or default_state()
+    query = EpisodeQuery(run=run, labels=parse_labels(label), task=task, failed=failed or None)
+    if name is None:
+        return list_episodes(folder, query, every=all, as_json=json, handles=handles)
+    if all or query != EpisodeQuery():
+        raise BadRequestError("EPISODE shows one episode, filters list several: give one of the two")
+    return show_episode(folder, name, as_json=json, handles=handles)
+
 
 HANDLE_CHARACTERS = 12
 RECENTLY_FINISHED = 20
@@ -95,7 +142,7 @@ def find_row(store: Store | None, state: Path, name: str) -> EpisodeRow:
     rows = [] if store is None else store.find_episodes(prefix, 2)
     if len(rows) == 1:
         return rows[0]
-    shown = repr(prefix[:HANDLE_CHARACTERS])
+    shown = printed(repr(prefix[:HANDLE_CHARACTERS]))
     if rows:
         raise UnknownEpisodeError(f"more than one episode begins with {shown} in {state}")
     raise UnknownEpisodeError(f"there is no episode that begins with {shown} in {state}")

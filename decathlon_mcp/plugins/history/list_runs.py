@@ -14,12 +14,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from cyclopts import Parameter
 from decathlon_client.results import pass_all, pass_at
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, filter_tasks
+from decathlon_mcp.cli.options import Flag, settings_model
 from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, UnknownEpisodeError
@@ -39,6 +41,54 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.types import JsonObject
 from decathlon_mcp.validation import did_you_mean
+
+RunsOptions = settings_model("RunsOptions", ("suite", "language", "state", "config"))
+RunsSettings = Annotated[RunsOptions, Parameter(name="*")]
+RUNS_DEFAULTS = RunsOptions.model_validate({})
+
+
+def runs(
+    run: Annotated[str | None, Parameter(name="RUN")] = None,
+    /,
+    *,
+    compare: Annotated[str | None, Parameter(metavar="RUN", env_var=())] = None,
+    leaderboard: Flag = False,
+    split: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    json: Flag = False,
+    settings: RunsSettings = RUNS_DEFAULTS,
+) -> int:
+    """List runs, show the numbers of one, or compare two.
+
+    A run is the episodes with the same label `run`. Its success rate is over all finished episodes.
+
+    Parameters
+    ----------
+    run
+        The run whose tasks, pass@k and reasons of lost episodes are shown.
+    compare
+        Show by task what changed from RUN to this run. The difference of the success rates is paired: it is
+        over the tasks that both runs have, and has a standard error.
+    leaderboard
+        Show pass@1, pass@3, pass^3 and turns over all tasks of a split. Tasks that were not played are named,
+        and count as no success.
+    split
+        The split of the leaderboard, such as `test`. [all tasks of the suite]
+    json
+        Print one JSON object.
+    """
+    if run is None and (compare is not None or leaderboard):
+        option = "--leaderboard" if compare is None else f"--compare {compare}"
+        raise BadRequestError(f"name the run: decathlon-mcp runs RUN {option}")
+    if leaderboard and compare is not None:
+        raise BadRequestError("--leaderboard and --compare show different tables: choose one")
+    if split is not None and not leaderboard:
+        raise BadRequestError("--split chooses the tasks of --leaderboard, which was not given")
+    if run is not None and compare is not None:
+        return compare_runs(settings.state, run, compare, as_json=json)
+    if run is not None and leaderboard:
+        return show_leaderboard(settings, run, split, as_json=json)
+    return list_runs(settings.state, run, as_json=json)
+
 
 _RUNS = ("run", "episodes", "live", "lost", "success", "mean reward", "tasks", "newest")
 _TASKS = ("task", "episodes", "live", "lost", "success", "mean reward", "calls", "turns")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
+import webbrowser
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 from urllib.parse import quote
 
+from anyio import to_thread
+from cyclopts import Parameter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -15,8 +20,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from decathlon_mcp.cli.options import DEFAULT_PORT, Flag, run_async
+from decathlon_mcp.cli.usage import check_port
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import PAGE_HOST, AllowedHosts, Tokens
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.page import episodes, files, runs
@@ -34,11 +44,14 @@ from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
 from decathlon_mcp.plugins.page.episodes import compare_episodes
 from decathlon_mcp.plugins.page.live import MAX_STREAMS, LiveFeed, LiveQuery, LiveResponse, RegistryLive
-from decathlon_mcp.plugins.page.play.attempts import PlayPages
+from decathlon_mcp.plugins.page.play_pages import PlayPages
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
 from decathlon_mcp.plugins.page.site import Site, Visit, read_short_form
+from decathlon_mcp.settings import default_state
+from decathlon_mcp.telemetry.logs import configure_logging
 from decathlon_mcp.types import public_id
 
+VIEW_PORT = 8766
 _OWN = ("/runs", "/e/", "/episodes", "/compare", "/play", "/page/")
 """Beginnings of the paths that are the page's for every request, unless `_MCP_ENDS` says otherwise."""
 _NOT_WANTED = re.compile(rb"q=0(\.0*)?")
@@ -265,3 +278,65 @@ def create_page(
     site.can_play = True
     routes = PlayPages(site, registry).routes()
     return PageApp(site, hosts.answers_to, public_url=public_url, routes=routes, key=key)
+
+
+def view(
+    *states: Annotated[Path, Parameter(name="STATE", env_var="DECATHLON_STATE", show_env_var=False)],
+    port: Annotated[int | None, Parameter(validator=check_port)] = None,
+    open: Flag = False,  # noqa: A002
+    address: Flag = False,
+) -> int:
+    """Show runs and episodes in a browser, without a server.
+
+    Parameters
+    ----------
+    states
+        State folders of servers, read as one. [the default one]
+    port
+        Port to listen on; 0 picks a free one. With `--address`, the server's port. [8766; the server's: 8765]
+    open
+        Open the page in this machine's browser.
+    address
+        Print the address of the page of a running server, with its key, and do nothing else.
+    """
+    folders = states or (default_state(),)
+    for folder in folders:
+        if not folder.is_dir():
+            raise SettingsError(f"{folder} is not a folder: name the state folder of a server")
+    return show_address(folders[0], port) if address else run_async(serve_view, folders, port, open)
+
+
+def show_address(state: Path, port: int | None) -> int:
+    """Print the address of the page that `serve` has on this folder.
+
+    Raises SettingsError if the folder's key cannot be read or made.
+    """
+    key = load_or_create_page_key(state)
+    sys.stdout.write(f"{page_address(key, DEFAULT_PORT if port is None else port)}\n")
+    return 0
+
+
+async def serve_view(states: Sequence[Path], port: int | None, opens: bool) -> int:
+    """Serve the page until SIGTERM or SIGINT. Raises SettingsError."""
+    configure_logging("warning", "text")
+    key = load_or_create_page_key(states[0])
+    history = EpisodeHistory(states)
+    await to_thread.run_sync(history.run_names)  # raises SettingsError for a folder of another version
+    site = Site(history, Sessions(PageKey(key)), folders=tuple(map(str, states)))
+    with listen("127.0.0.1", VIEW_PORT if port is None else port) as listener:
+        address = f"http://{PAGE_HOST}:{listener.getsockname()[1]}/"
+
+        def announce() -> None:
+            # The key gives access to everything in the folders: a log must not have it.
+            shown = f"{address}#key={key}" if sys.stdout.isatty() else address
+            sys.stdout.write(f"{shown}\n")
+            sys.stdout.flush()
+            if opens:
+                webbrowser.open(f"{address}#key={key}")
+
+        async def nothing_to_drain() -> None:
+            pass
+
+        app = PageApp(site, AllowedHosts().answers_to)
+        await serve_http(app, listener, drain=nothing_to_drain, on_ready=announce)
+    return 0

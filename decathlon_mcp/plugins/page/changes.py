@@ -12,7 +12,7 @@ from anyio import from_thread
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.plugins.retention.retention import delete_folder
+from decathlon_mcp.plugins.retention import delete_folder
 from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.telemetry.logs import fields

@@ -12,14 +12,27 @@ import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Annotated
 
 import anyio.to_thread
+from cyclopts import Parameter
 from rich.console import Console
 
 from decathlon_mcp.app import create_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import broken_file
-from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
+from decathlon_mcp.cli.options import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    SANDBOX_SETTINGS,
+    Flag,
+    Host,
+    Port,
+    describe_unknown_variables,
+    run_async,
+    settings_model,
+    unknown_variables,
+)
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import check_readiness
 from decathlon_mcp.errors import DecathlonError, SettingsError, SuiteError
@@ -38,12 +51,49 @@ from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.types import as_object
 
+DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "merge_pages", "tokens"), like="doctor")
+DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
+DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
+
+
+def doctor(
+    *,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    unpack: Annotated[
+        tuple[str, Path] | None, Parameter(metavar="IMAGE DIR", env_var=(), negative=())
+    ] = None,
+    json: Flag = False,
+    settings: DoctorSettings = DOCTOR_DEFAULTS,
+) -> int:
+    """Check whether this machine is ready, and say how to fix what is not.
+
+    Parameters
+    ----------
+    unpack
+        Write an image's files and configuration into a folder that is empty or missing, for `--provider host
+        --image DIR`, and do nothing else. Only `--unpack` needs a Docker engine. If you are root, the files
+        get an owner without an account, and sandboxes run as this owner; otherwise the files are yours.
+    host
+        Address that `serve` would listen on.
+    port
+        Port that `serve` would listen on.
+    json
+        Print `{"ready": ..., "findings": [...]}`.
+    """
+    if unpack is not None:
+        from decathlon_mcp.plugins.docker.unpacking import unpack_for_host
+
+        return run_async(unpack_for_host, unpack[0], unpack[1].absolute())
+    return run_async(print_findings, settings, host, port, json)
+
+
 RUNNING = "server"
 """The finding that a server runs at the address already."""
 MAX_HEALTH_BYTES = 65_536
 
 
-async def doctor(settings: Settings, host: str, port: int, as_json: bool) -> int:
+async def print_findings(settings: Settings, host: str, port: int, as_json: bool) -> int:
     """Print findings on stdout as they are made; return 0 if a server with these settings can work."""
     findings: list[Finding] = []
     console = Console(highlight=False)

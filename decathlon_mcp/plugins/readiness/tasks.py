@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import anyio.to_thread
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,10 +23,18 @@ from decathlon_mcp.app import read_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue, list_tasks
 from decathlon_mcp.catalogue.draws import TaskFilter, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
+from decathlon_mcp.cli.options import (
+    NO_FILTERS,
+    SANDBOX_SETTINGS,
+    Filters,
+    Flag,
+    run_async,
+    settings_model,
+)
 from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.readiness import check_readiness
-from decathlon_mcp.cli.usage import report
-from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.cli.usage import check_positive, report
+from decathlon_mcp.errors import BadRequestError, SuiteError
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.plugins.readiness.machine import format_finding
@@ -35,6 +44,46 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import SharedResource, Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
+
+TasksOptions = settings_model(
+    "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network"), like="tasks"
+)
+TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
+TASKS_DEFAULTS = TasksOptions.model_validate({})
+
+
+def tasks(
+    *,
+    sample: Annotated[int | None, Parameter(metavar="N", validator=check_positive)] = None,
+    check: Flag = False,
+    conflicts: Flag = False,
+    json: Flag = False,
+    filters: Filters = NO_FILTERS,
+    settings: TasksSettings = TASKS_DEFAULTS,
+) -> int:
+    """List the tasks, what each one needs, and whether it can run here.
+
+    Parameters
+    ----------
+    sample
+        Draw this many of the tasks that can run here.
+    check
+        Also look into a sandbox and show what each task lacks. Exit status 0 only if nothing is missing.
+    conflicts
+        List the accounts and conflict groups that tasks share instead.
+    json
+        Print `{"tasks": [...]}`.
+    """
+    if conflicts:
+        return show_conflicts(settings, filters, as_json=json)
+    if sample is None and filters.seed is not None:
+        raise BadRequestError("--seed requires --sample")
+    if check and sample is not None:
+        raise BadRequestError("--sample and --check cannot be combined: --sample draws only runnable tasks")
+    if check:
+        return run_async(check_tasks, settings, filters, json)
+    return show_tasks(settings, filters, sample=sample, as_json=json)
+
 
 TaskNote: TypeAlias = tuple[str, JsonObject]
 """What a plug-in tells of a task: a text, and members of its JSON."""

@@ -8,25 +8,68 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import anyio.to_thread
+from cyclopts import Parameter
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.cli.options import SANDBOX_SETTINGS, Flag, run_async, settings_model
 from decathlon_mcp.cli.output import print_json, print_lines, print_table
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
-from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
-from decathlon_mcp.plugins.regrade.keeping import ATTEMPT_FILE, KeptAttempt
+from decathlon_mcp.plugins.regrade.kept_attempts import ATTEMPT_FILE, AttemptFiles, KeptAttempt
 from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import running_servers
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 from decathlon_mcp.types import HANDLE, JsonObject, as_object, public_id
 from decathlon_mcp.validation import quoted
+
+RegradeOptions = settings_model(
+    "RegradeOptions",
+    (
+        *(*SANDBOX_SETTINGS, "language", "network", "web"),
+        *("memory_mib", "cpus", "pids", "workspace_mib"),
+        *("max_sandboxes", "max_opening", "evaluation_seconds"),
+    ),
+)
+RegradeSettings = Annotated[RegradeOptions, Parameter(name="*")]
+REGRADE_DEFAULTS = RegradeOptions.model_validate({})
+
+
+def regrade(
+    *episodes: Annotated[str, Parameter(name="EPISODE")],
+    all: Flag = False,  # noqa: A002
+    task: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
+    write: Flag = False,
+    json: Flag = False,
+    settings: RegradeSettings = REGRADE_DEFAULTS,
+) -> int:
+    """Grade kept attempts again with the current evaluators.
+
+    Prints what changed. The exit status is 0 only if every attempt could be graded. `serve --keep workspace`
+    keeps attempts.
+
+    Parameters
+    ----------
+    episodes
+        Handles of episodes, or unique beginnings of them.
+    all
+        All attempts that are kept in the state folder.
+    task
+        All kept attempts at this task. Can be repeated.
+    write
+        Keep each new verdict next to the old one, as `verdict-2.json` and so on.
+    json
+        Print one JSON object per episode and line, with the new verdict.
+    """
+    return run_async(regrade_selected, settings, Selection(episodes, all, task), write, json)
+
 
 log = logging.getLogger("decathlon.cli")
 
@@ -103,7 +146,7 @@ class Result:
         return [self.episode, self.kept.attempt.task, *columns]
 
 
-async def regrade(settings: Settings, selection: Selection, write: bool, as_json: bool) -> int:
+async def regrade_selected(settings: Settings, selection: Selection, write: bool, as_json: bool) -> int:
     """Grade the selected attempts again; print a line each on stdout, on a terminal a table at the end.
 
     Returns 0 only if all of them could be graded, 2 if there is no such episode, 143 after SIGTERM. Raises

@@ -30,12 +30,13 @@ from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSand
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
-from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles, overlay
-from decathlon_mcp.plugins.regrade.keeping import (
+from decathlon_mcp.plugins.regrade.kept_attempts import (
     ATTEMPT_FILE,
     KEPT_SEALED,
     ORIGINAL_FILE,
+    AttemptFiles,
     KeptAttempt,
+    overlay,
 )
 from decathlon_mcp.sandboxes.base import Isolation, Sandbox
 from decathlon_mcp.storage.disk import open_regular

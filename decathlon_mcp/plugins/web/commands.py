@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import IO, Annotated, Any, Literal, get_args
+from urllib.parse import parse_qsl, urlsplit
 
+import httpx2
 from cyclopts import App, Parameter
 
+from decathlon_mcp import __version__
 from decathlon_mcp.cli.options import Flag, StateFolder
 from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, SettingsError
-from decathlon_mcp.plugins.web.exchanges import Part
+from decathlon_mcp.plugins.web.exchanges import REDACTED, Part, WebResponse
 from decathlon_mcp.plugins.web.recording import (
     FOLDER,
+    Exchange,
     Recording,
     RecordingError,
     Summary,
@@ -28,21 +36,6 @@ from decathlon_mcp.plugins.web.recording import (
     find_recordings,
 )
 from decathlon_mcp.settings import default_state
-
-if TYPE_CHECKING:
-    import httpx2
-import base64
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
-
-from decathlon_mcp import __version__
-from decathlon_mcp.plugins.web.exchanges import WebResponse
-from decathlon_mcp.plugins.web.matching import REDACTED
-from decathlon_mcp.plugins.web.recording import Exchange
 
 recordings = App(name="recordings", help="List, show, prune, compare and export recordings of the web.")
 
@@ -65,10 +58,6 @@ MAX_BYTES = 64 << 20
 USER_AGENT = f"decathlon-mcp/{__version__}"
 UNKNOWN = -1
 """A size or a duration that is not known (HAR 1.2)."""
-
-
-def add_commands(app: App) -> None:
-    app.command(recordings)
 
 
 @recordings.command(name="list")
@@ -297,8 +286,6 @@ def compare_with_web(exchanges: Sequence[Exchange]) -> Iterator[Comparison]:
     """
     first = {(exchange.url, exchange.method): exchange for exchange in reversed(exchanges)}
     # A redirect is a response of its own in a recording, and recorded bodies have no content encoding.
-    import httpx2  # it takes a third of a second
-
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     with (
         httpx2.Client(headers=headers, timeout=TIMEOUT_SECONDS) as client,
@@ -315,8 +302,6 @@ def _ask_again(client: httpx2.Client, exchange: Exchange) -> Comparison:
         return Comparison(exchange, "skipped", "it needs credentials, which are not recorded")
     if exchange.status == 206:
         return Comparison(exchange, "skipped", "it is a part of a page")
-    import httpx2
-
     digest, size = hashlib.sha256(), 0
     try:
         with client.stream("GET", exchange.url) as response:

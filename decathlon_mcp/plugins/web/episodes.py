@@ -29,6 +29,7 @@ from decathlon_mcp.episodes.extensions import EpisodeResource, SandboxRole
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DriverError, SettingsError, SetUpError
 from decathlon_mcp.payloads import source
+from decathlon_mcp.plugins.settings import WebSettings
 from decathlon_mcp.plugins.tunnels import forward, relay, resolve
 from decathlon_mcp.plugins.web.exchanges import (
     Configuration,
@@ -45,7 +46,6 @@ from decathlon_mcp.plugins.web.recording import (
     RecordingId,
     revisions,
 )
-from decathlon_mcp.plugins.web.settings import WebSettings
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import Suite

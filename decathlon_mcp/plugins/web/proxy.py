@@ -34,6 +34,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.plugins.settings import WebSettings
 from decathlon_mcp.plugins.web.exchanges import (
     MAX_LINE_BYTES,
     Configuration,
@@ -45,7 +46,6 @@ from decathlon_mcp.plugins.web.exchanges import (
 )
 from decathlon_mcp.plugins.web.recording import BUSY_SECONDS
 from decathlon_mcp.plugins.web.session import SETTLE_SECONDS
-from decathlon_mcp.plugins.web.settings import WebSettings
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
-from decathlon_mcp.plugins.web.exchanges import MEBIBYTE, Counts, Headers, Part, WebResponse
-from decathlon_mcp.plugins.web.matching import RequestKey
+from decathlon_mcp.plugins.web.exchanges import MEBIBYTE, Counts, Headers, Part, RequestKey, WebResponse
 
 VERSION = 1
 SUFFIX = ".sqlite"

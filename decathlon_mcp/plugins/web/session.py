@@ -23,11 +23,13 @@ from decathlon_mcp.plugins.web.exchanges import (
     Headers,
     Mode,
     Part,
+    RequestKey,
     WebRequest,
     WebResponse,
     decoded_body,
+    request_key,
+    storable,
 )
-from decathlon_mcp.plugins.web.matching import RequestKey, request_key, storable
 from decathlon_mcp.plugins.web.recording import Recording, RecordingError
 
 P = ParamSpec("P")

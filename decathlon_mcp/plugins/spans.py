@@ -25,7 +25,7 @@ from decathlon_mcp import __version__
 from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.events import Admitted, Claimed, Emit, Ended, Event, Judged, Ready
-from decathlon_mcp.plugins.spans import SpanSettings
+from decathlon_mcp.plugins.settings import SpanSettings
 from decathlon_mcp.protocol.messages import CALL, McpError
 from decathlon_mcp.protocol.requests import Request, Result
 from decathlon_mcp.protocol.results import relayed_error, wire_error

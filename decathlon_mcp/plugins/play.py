@@ -7,10 +7,11 @@ import sys
 import webbrowser
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from typing import Any, TextIO, cast
+from typing import Annotated, Any, TextIO, cast
 from urllib.parse import urlencode
 
 import anyio.to_thread
+from cyclopts import Parameter
 from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import ScriptError, play_script, read_script
@@ -18,6 +19,7 @@ from decathlon_client.values import server_url
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.console import ScriptConsole, reporting_absence
+from decathlon_mcp.cli.options import ADDRESS, PLAY_DEFAULTS, PlaySettings, names_server, run_async
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.serve import ListenAddress, serve_at
@@ -29,11 +31,35 @@ from decathlon_mcp.settings import Settings, all_settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.telemetry.logs import configure_logging
 
+
+def play(
+    task: Annotated[str | None, Parameter(name="TASK")] = None,
+    /,
+    *,
+    url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
+    script: Annotated[str | None, Parameter(metavar="FILE", env_var=(), allow_leading_hyphen=True)] = None,
+    settings: PlaySettings = PLAY_DEFAULTS,
+) -> int:
+    """Play a task by hand in a browser, or from a file of calls.
+
+    Parameters
+    ----------
+    task
+        The task to play. [chosen from a list]
+    url
+        A running server; its token is read from `DECATHLON_TOKEN`. [`DECATHLON_URL`, if no suite is named;
+        else a server in this process]
+    script
+        File with one JSON call per line, `-` for stdin; prints the verdict. Exit status 0 only on a pass.
+    """
+    return run_async(play_task, None if names_server(url, settings) else settings, task, url, script)
+
+
 LOG_FILE = "play.log"
 """Log of the server in this process, in the state folder."""
 
 
-async def play(settings: Settings | None, task: str | None, url: str | None, script: str | None) -> int:
+async def play_task(settings: Settings | None, task: str | None, url: str | None, script: str | None) -> int:
     """Play a task and return the exit status; with a script, 0 only on a pass.
 
     `settings` are those of a server in this process; None to connect to one, whose URL is `url`, or else that

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.plugins.retention import RetentionSettings
+from decathlon_mcp.plugins.settings import RetentionSettings
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.kept_files import RESERVED_FILE
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools

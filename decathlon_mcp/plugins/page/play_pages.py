@@ -1,4 +1,4 @@
-"""`/play`: pick a task, call its tools, claim it, see the verdict.
+"""`/play`: pick a task, call its tools, claim it, see the verdict. It works without JavaScript.
 
 What was called and replied is read from the trajectory, as on the pages that show episodes. An attempt
 belongs to the token that started it, and has the label `run=by-hand`.
@@ -37,8 +37,8 @@ from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episodes as episode_pages
 from decathlon_mcp.plugins.page.calls import shown
 from decathlon_mcp.plugins.page.changes import BY_HAND
-from decathlon_mcp.plugins.page.play.drafts import empty_draft
-from decathlon_mcp.plugins.page.play.forms import (
+from decathlon_mcp.plugins.page.drafts import empty_draft
+from decathlon_mcp.plugins.page.forms import (
     JSON_ONLY,
     READ_SECONDS,
     Change,
@@ -56,7 +56,7 @@ from decathlon_mcp.plugins.page.play.forms import (
     show_form,
     text_of,
 )
-from decathlon_mcp.plugins.page.play.schema import Field, Kind
+from decathlon_mcp.plugins.page.schema import Field, Kind
 from decathlon_mcp.plugins.page.site import Site, Sorting, Visit
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object

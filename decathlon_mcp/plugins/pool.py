@@ -37,7 +37,7 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxSource
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.plugins.pool import PoolSettings
+from decathlon_mcp.plugins.settings import PoolSettings
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields

@@ -20,7 +20,7 @@ import anyio.to_process
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.json_limits import JsonLimitError, check_json
-from decathlon_mcp.plugins.page.play.drafts import (
+from decathlon_mcp.plugins.page.drafts import (
     Draft,
     NotRepresentableError,
     Path,
@@ -31,7 +31,7 @@ from decathlon_mcp.plugins.page.play.drafts import (
     read_draft,
     refuse_constant,
 )
-from decathlon_mcp.plugins.page.play.schema import Field, Kind, display_value, form_from_schema
+from decathlon_mcp.plugins.page.schema import Field, Kind, display_value, form_from_schema
 from decathlon_mcp.types import as_object
 
 ROOT = "f"

@@ -1,8 +1,9 @@
-"""Checks the signatures of verdicts in files of clients and servers."""
+"""`token`, `key` and `verify`: access tokens, the key of the server, and signatures of verdicts."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import urllib.error
@@ -11,16 +12,20 @@ import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cyclopts import Parameter
 
-from decathlon_mcp.cli.usage import report
+from decathlon_mcp.cli.options import StateFolder
+from decathlon_mcp.cli.output import print_json
+from decathlon_mcp.cli.usage import check_token_name, report
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.grading.signing import PublicKey, Signer, signed_bytes, verdict_digest
 from decathlon_mcp.grading.verdict import ALGORITHM, Signature
+from decathlon_mcp.http.authentication import new_token
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.types import HANDLE, JsonObject, as_object, public_id
@@ -38,6 +43,79 @@ VERDICT_PATHS = (
 """Where the verdict is: the document itself, these members of a stored reply of `evaluate`, or this member of
 an episode that `export` wrote."""
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def token(
+    name: Annotated[str, Parameter(name="NAME", validator=check_token_name)],
+    /,
+    *,
+    role: Literal["player", "controller", "admin"] = "player",
+    secret: Path | None = None,
+) -> int:
+    """Create a token for a client of `serve --tokens`.
+
+    The secret is printed on stderr, the token's line for the file of `--tokens` on stdout.
+
+    Parameters
+    ----------
+    name
+        Name of the token's owner.
+    role
+        `admin` may use every episode, the other roles only their own.
+    secret
+        New file for the secret, instead of stderr; only its owner can read it.
+    """
+    value, line = new_token(name, role)
+    if secret is None:
+        sys.stderr.write(
+            f"Secret for {name} (shown once); clients send it as `Authorization: Bearer ...`:\n\n"
+            f"  {value}\n\nLine for the --tokens file:\n\n"
+        )
+        sys.stderr.flush()
+    else:
+        try:
+            descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            report(f"--secret: {secret}: {error.strerror}; name a file that does not exist yet")
+            return 2
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{value}\n")
+    sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def key(*, state: StateFolder = None) -> int:
+    """Print the public key that verdicts are signed with.
+
+    A state folder without a key gets one.
+    """
+    print_json(Signer.at(state or default_state()).public.to_json(), indent=None)
+    return 0
+
+
+def verify(
+    file: Annotated[Path, Parameter(name="FILE")],
+    /,
+    *files: Annotated[Path, Parameter(name="FILE", show=False)],
+    key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
+    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+) -> int:
+    """Check the signatures of verdicts.
+
+    The exit status is 0 only if all of them are valid.
+
+    Parameters
+    ----------
+    file
+        A `verdict.json`, a stored reply of `evaluate`, or a file with one verdict or reply per line. Can be
+        repeated.
+    key
+        The server's public key (hexadecimal, base64), a file with it, or the server's URL. Can be repeated.
+        [the key in the state folder]
+    state
+        The server's state folder, which holds the key. [the default one]
+    """
+    return verify_files((file, *files), key, state)
 
 
 class BadSignatureError(Exception):

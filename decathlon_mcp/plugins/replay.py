@@ -6,10 +6,12 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
+from cyclopts import Parameter
 from decathlon_client import (
     CallTimeoutError,
     ClientError,
@@ -21,7 +23,16 @@ from decathlon_client import (
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import WORKSPACE
 
+from decathlon_mcp.cli.options import (
+    ADDRESS,
+    PLAY_DEFAULTS,
+    Flag,
+    PlaySettings,
+    names_server,
+    run_async,
+)
 from decathlon_mcp.cli.output import print_json, printed
+from decathlon_mcp.cli.usage import check_positive
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.plugins.history.columns import REPLAY_LABEL
 from decathlon_mcp.plugins.history.list_episodes import find_row
@@ -34,12 +45,53 @@ from decathlon_mcp.plugins.history.replies import (
     compare_replies,
     recorded_calls,
 )
-from decathlon_mcp.plugins.play.play import connect, waiting_for_server
+from decathlon_mcp.plugins.play import connect, waiting_for_server
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import NOTHING, Trajectory
 from decathlon_mcp.types import JsonObject, as_object
+
+
+def replay(
+    name: Annotated[str, Parameter(name="EPISODE")],
+    /,
+    *,
+    to: Annotated[int | None, Parameter(metavar="N", validator=check_positive, env_var=())] = None,
+    claim: Flag = False,
+    stop: Flag = False,
+    outside: Flag = False,
+    json: Flag = False,
+    url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
+    settings: PlaySettings = PLAY_DEFAULTS,
+) -> int:
+    """Repeat an episode's calls in a new one, and show which replies differ.
+
+    Exit status 0 if all are equal, 1 if one differs, 2 if the episode could not be played.
+
+    Parameters
+    ----------
+    name
+        The episode's public id, as `show` lists it, the beginning of its public id, or its handle.
+    to
+        Only calls 1 to N. [all]
+    claim
+        Claim the attempt as it was claimed, grade it, and compare the verdicts too.
+    stop
+        Stop after the first difference.
+    outside
+        Replay the episode also if its task reaches what episodes share: the network, services, accounts.
+    json
+        Print one JSON object, with the whole replies that differ.
+    url
+        Replay on this server; its token is read from `DECATHLON_TOKEN`. [`DECATHLON_URL`, if no suite is
+        named; else a server in this process]
+    """
+    options = ReplayOptions(to=to, claim=claim, stop=stop, outside=outside, as_json=json)
+    return run_async(
+        partial(replay_episode, embedded=not names_server(url, settings)), settings, name, url, options
+    )
+
 
 EQUAL, DIFFERENT, NOT_PLAYED = 0, 1, 2
 """Exit statuses."""
@@ -82,7 +134,7 @@ class _Source:
         return str(self.head.get(name) or "")
 
 
-async def replay(
+async def replay_episode(
     settings: Settings, name: str, url: str | None, options: ReplayOptions, *, embedded: bool
 ) -> int:
     """Replay the episode with this public id, or its beginning, or this handle; returns the exit status.

@@ -22,11 +22,13 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from decathlon_mcp.cli.options import Flag, StateFolder, run_async
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.hooks import load, plugins, providers
 from decathlon_mcp.sandboxes.plugins import Inventory, load_provider
+from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.lock import (
@@ -39,6 +41,30 @@ from decathlon_mcp.storage.lock import (
     serving,
 )
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
+
+
+def gc(
+    *,
+    dry_run: Flag = False,
+    abandon: Flag = False,
+    json: Flag = False,
+    state: StateFolder = None,
+) -> int:
+    """Remove the leftovers of crashed servers.
+
+    Running servers, and what belongs to them, are never touched.
+
+    Parameters
+    ----------
+    dry_run
+        Only say what would be removed.
+    abandon
+        Also remove the episodes that the next `serve` could continue.
+    json
+        Print `{"removed": [...], "kept": {...}}`.
+    """
+    return run_async(collect, state or default_state(), dry_run, abandon, json)
+
 
 _SESSION_COUNTS = "SELECT server, count(*) FROM sessions GROUP BY server"
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")

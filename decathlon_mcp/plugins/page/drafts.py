@@ -18,7 +18,7 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from decathlon_mcp.plugins.page.play.schema import Field, Kind
+from decathlon_mcp.plugins.page.schema import Field, Kind
 from decathlon_mcp.types import as_object
 
 Path: TypeAlias = tuple[str | int, ...]

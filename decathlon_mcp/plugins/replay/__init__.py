@@ -1,1 +1,0 @@
-"""An episode's calls are made again in a new one, and compared: `replay`."""
