@@ -96,6 +96,8 @@ class EpisodeCalls:
         self._tools = tools
         self._close = close
         self._is_log_full = False
+        self._ended: anyio.Event | None = None
+        """Set by the next end of a call, if something waits for it."""
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
         """What calls the tools: from READY on, or earlier for the calls of another episode."""
@@ -114,6 +116,12 @@ class EpisodeCalls:
     def unanswered(self) -> tuple[Call, ...]:
         """The calls without a reply so far."""
         return tuple(self.known.running.values())
+
+    async def idle(self) -> None:
+        """Wait until no call runs that was sent."""
+        while any(call.sent_at is not None for call in self.unanswered):
+            self._ended = anyio.Event()
+            await self._ended.wait()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -361,7 +369,6 @@ class EpisodeCalls:
             self._write("call", call, server=route.server, tool=route.tool, request=request)
             call.request = request
         call.route, call.sent_at = route, time.perf_counter()
-        session.starts.begin_call()
         session.driver.call(
             call.request,
             route.server,
@@ -442,8 +449,8 @@ class EpisodeCalls:
             is_kept = _write_reply(self._trajectory, call, outcome)
             if call.sent_at is not None and call.route is not None and self._session is not None:
                 self._emit(Called(_metric_outcome(outcome), call.sent_at))
-                failure = outcome if isinstance(outcome, DriverError) else None
-                self._session.starts.end_call(call.route.server, failure)
+                if isinstance(outcome, DriverError):
+                    self._session.starts.note_failure(call.route.server, outcome)
             if not is_kept:
                 self._close_full()
         except DiskFullError as error:
@@ -461,6 +468,8 @@ class EpisodeCalls:
             )
             outcome = _fault(error)
         self.known.end(call, outcome)
+        if self._ended is not None:
+            self._ended.set()
         if self.gate is not None:
             self.gate.call_ended()
 
