@@ -151,7 +151,10 @@ class EpisodeCalls:
         keys = waiter.keys
         call = await self.known.find(keys, digest)
         if call is None:
-            call = self._begin(name, params, keys, digest)
+            try:
+                call = self._begin(name, params, keys, digest)
+            except DiskFullError as error:
+                raise DiskFullError(f"{error.message}; {NOT_SENT}", **error.data) from None
         elif not call.is_ended and self.known.remember(call.seq, digest, keys.texts):
             with suppress(DiskFullError):
                 self._trajectory.add("joined", seq=call.seq, digest=digest, **msgspec.to_builtins(keys))
@@ -276,25 +279,19 @@ class EpisodeCalls:
             replayed=replayed is not None,
         )
         session = self._session if is_ready or call.replayed else None
-        self.known.add(call)
-        try:
-            if (
-                session is not None
-                and route is not None
-                and session.starts.is_running(route.server)
-                and not session.filters(route)
-                and (self.gate is None or not self.gate.holds(call))
-            ):
-                self._send(session, call, route)
-            else:
-                self._write("accepted", call)
-                if session is not None:
-                    self._start(call, partial(self._bring, session, call))
-        except BaseException as error:
-            self.known.forget(call)
-            if isinstance(error, DiskFullError):
-                raise DiskFullError(f"{error.message}; {NOT_SENT}", **error.data) from None
-            raise
+        if (
+            session is not None
+            and route is not None
+            and session.starts.is_running(route.server)
+            and not session.filters(route)
+            and (self.gate is None or not self.gate.holds(call))
+        ):
+            self._send(session, call, route)
+        else:
+            self._write("accepted", call)
+            self.known.add(call)
+            if session is not None:
+                self._start(call, partial(self._bring, session, call))
         return call
 
     def _write(self, event: str, call: Call, **members: object) -> None:
@@ -368,6 +365,8 @@ class EpisodeCalls:
             request = session.driver.new_request_id()
             self._write("call", call, server=route.server, tool=route.tool, request=request)
             call.request = request
+            if call.known is None:
+                self.known.add(call)
         call.route, call.sent_at = route, time.perf_counter()
         session.driver.call(
             call.request,

@@ -179,14 +179,13 @@ class ResponseWriter:
     includes the kernel's work for a receiver over loopback.
     """
 
-    __slots__ = ("_flush_soon", "_head", "_transport", "sends_events")
+    sends_events = False
+    _head: bytes | None = None
+    _flush_soon: asyncio.Handle | None = None
+    """Set once the response has begun."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._head: bytes | None = None
-        self._flush_soon: asyncio.Handle | None = None
-        """Set once the response has begun."""
-        self.sends_events = False
 
     def write(self, data: bytes) -> None:
         """Write now, except for a head, which waits for the body or the loop's next iteration."""
