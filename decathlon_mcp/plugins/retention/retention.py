@@ -15,9 +15,9 @@ import anyio.to_thread
 
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.plugins.retention import RetentionSettings
+from decathlon_mcp.plugins.retention.tool_lists import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.kept_files import RESERVED_FILE
-from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import public_id
