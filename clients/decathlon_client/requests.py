@@ -158,24 +158,19 @@ class ResendPolicy:
 class Resends:
     """When one request is sent again."""
 
-    _connected_at: float | None = None
     _deadline: float | None = None
     _pause_seconds = FIRST_PAUSE_SECONDS
 
     def __init__(self, policy: ResendPolicy) -> None:
         self._policy = policy
 
-    def connected(self) -> None:
-        """Note that the request is about to be sent on a connection that works."""
-        self._connected_at = anyio.current_time()
-
-    async def pause(self, loss: ClientError, closing: anyio.Event) -> None:
+    async def pause(self, loss: ClientError, closing: anyio.Event, connected_at: float | None) -> None:
         """Wait before the request is sent again. Raises the loss once it is not to be, or at `closing`.
 
-        `loss`: a ConnectionLostError, or an error with `absent_seconds`.
+        `loss`: a ConnectionLostError, or an error with `absent_seconds`. `connected_at`: when the request was
+        sent on a connection that worked, by the event loop's clock; None if there was none.
         """
         now = anyio.current_time()
-        connected_at, self._connected_at = self._connected_at, None
         if connected_at is not None and now - connected_at >= STEADY_SECONDS:
             self._deadline, self._pause_seconds = None, FIRST_PAUSE_SECONDS
         if (seconds := absent_seconds(loss)) is not None:

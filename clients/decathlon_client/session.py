@@ -230,7 +230,7 @@ class ReconnectingSession:
             except ConnectionLostError as loss:
                 if not resend:
                     raise
-                await self._pause(resends, loss)
+                await self._pause(resends, loss, None)
 
     async def request(
         self,
@@ -255,10 +255,11 @@ class ReconnectingSession:
         resends, was_forgotten = Resends(self._policy), False
         with anyio.move_on_after(timeout):
             while True:
+                sent_at: float | None = None
                 try:
                     with limit_try():
                         owner = await self._connect()
-                        resends.connected()
+                        sent_at = anyio.current_time()
                         result = await owner.request(method, params, on_progress)
                         self._policy.note_answer()
                         return result
@@ -273,13 +274,13 @@ class ReconnectingSession:
                 if isinstance(loss, SessionLostError) and not was_forgotten:
                     was_forgotten = True
                     continue
-                await self._pause(resends, loss)
+                await self._pause(resends, loss, sent_at)
                 was_forgotten = False
         raise CallTimeoutError(f"{params.get('name', method)}: no answer within {timeout:g} s")
 
-    async def _pause(self, resends: Resends, loss: ClientError) -> None:
+    async def _pause(self, resends: Resends, loss: ClientError, sent_at: float | None) -> None:
         try:
-            await resends.pause(loss, self._closing)
+            await resends.pause(loss, self._closing, sent_at)
         except ClientError:
             raise (self.loss or loss) from None
 

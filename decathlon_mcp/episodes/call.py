@@ -400,13 +400,6 @@ class KnownCalls:
                 del self._by_key[next(iter(self._by_key))]
         return bool(new)
 
-    def forget(self, call: Call) -> None:
-        """Forget a call that could not be accepted."""
-        self.running.pop(call.seq, None)
-        self._lost.pop(call.seq, None)
-        for text in call.keys.texts:
-            self._by_key.pop(text, None)
-
     def end(self, call: Call, outcome: Outcome) -> None:
         """The call has ended, and the trajectory has its reply."""
         self.running.pop(call.seq, None)

@@ -96,6 +96,8 @@ class EpisodeCalls:
         self._tools = tools
         self._close = close
         self._is_log_full = False
+        self._ended: anyio.Event | None = None
+        """Set by the next end of a call, if something waits for it."""
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
         """What calls the tools: from READY on, or earlier for the calls of another episode."""
@@ -114,6 +116,12 @@ class EpisodeCalls:
     def unanswered(self) -> tuple[Call, ...]:
         """The calls without a reply so far."""
         return tuple(self.known.running.values())
+
+    async def idle(self) -> None:
+        """Wait until no call runs that was sent."""
+        while any(call.sent_at is not None for call in self.unanswered):
+            self._ended = anyio.Event()
+            await self._ended.wait()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -143,7 +151,10 @@ class EpisodeCalls:
         keys = waiter.keys
         call = await self.known.find(keys, digest)
         if call is None:
-            call = self._begin(name, params, keys, digest)
+            try:
+                call = self._begin(name, params, keys, digest)
+            except DiskFullError as error:
+                raise DiskFullError(f"{error.message}; {NOT_SENT}", **error.data) from None
         elif not call.is_ended and self.known.remember(call.seq, digest, keys.texts):
             with suppress(DiskFullError):
                 self._trajectory.add("joined", seq=call.seq, digest=digest, **msgspec.to_builtins(keys))
@@ -268,25 +279,19 @@ class EpisodeCalls:
             replayed=replayed is not None,
         )
         session = self._session if is_ready or call.replayed else None
-        self.known.add(call)
-        try:
-            if (
-                session is not None
-                and route is not None
-                and session.starts.is_running(route.server)
-                and not session.filters(route)
-                and (self.gate is None or not self.gate.holds(call))
-            ):
-                self._send(session, call, route)
-            else:
-                self._write("accepted", call)
-                if session is not None:
-                    self._start(call, partial(self._bring, session, call))
-        except BaseException as error:
-            self.known.forget(call)
-            if isinstance(error, DiskFullError):
-                raise DiskFullError(f"{error.message}; {NOT_SENT}", **error.data) from None
-            raise
+        if (
+            session is not None
+            and route is not None
+            and session.starts.is_running(route.server)
+            and not session.filters(route)
+            and (self.gate is None or not self.gate.holds(call))
+        ):
+            self._send(session, call, route)
+        else:
+            self._write("accepted", call)
+            self.known.add(call)
+            if session is not None:
+                self._start(call, partial(self._bring, session, call))
         return call
 
     def _write(self, event: str, call: Call, **members: object) -> None:
@@ -360,8 +365,9 @@ class EpisodeCalls:
             request = session.driver.new_request_id()
             self._write("call", call, server=route.server, tool=route.tool, request=request)
             call.request = request
+            if call.known is None:
+                self.known.add(call)
         call.route, call.sent_at = route, time.perf_counter()
-        session.starts.begin_call()
         session.driver.call(
             call.request,
             route.server,
@@ -442,8 +448,8 @@ class EpisodeCalls:
             is_kept = _write_reply(self._trajectory, call, outcome)
             if call.sent_at is not None and call.route is not None and self._session is not None:
                 self._emit(Called(_metric_outcome(outcome), call.sent_at))
-                failure = outcome if isinstance(outcome, DriverError) else None
-                self._session.starts.end_call(call.route.server, failure)
+                if isinstance(outcome, DriverError):
+                    self._session.starts.note_failure(call.route.server, outcome)
             if not is_kept:
                 self._close_full()
         except DiskFullError as error:
@@ -461,6 +467,8 @@ class EpisodeCalls:
             )
             outcome = _fault(error)
         self.known.end(call, outcome)
+        if self._ended is not None:
+            self._ended.set()
         if self.gate is not None:
             self.gate.call_ended()
 

@@ -250,7 +250,13 @@ class EpisodeRunner:
                 starts.failed.on_set(tasks.cancel_scope.cancel)
                 if episode.sandbox_factory.servers == "ahead":
                     names = episode.spec.task.needs.servers
-                    tasks.start_soon(starts.start_ahead, names, admission.starts_ahead, admission.set_ups)
+                    tasks.start_soon(
+                        starts.start_ahead,
+                        names,
+                        episode.calls.idle,
+                        admission.starts_ahead,
+                        admission.set_ups,
+                    )
             await episode.state.reach(Phase.CLAIMED)
             tasks.cancel_scope.cancel()
         if episode.claim is not None:

@@ -68,18 +68,13 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
-    def principal(self, authorization: str | None) -> Principal | None:
-        """The principal that an `Authorization` header identifies; None if it has no known token."""
+    def require(self, authorization: str | None) -> Principal:
+        """The principal that an `Authorization` header identifies. Raises McpError without a known token."""
         if not self._tokens:
             return Principal()
         scheme, _, secret = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        return self.principal_of(hashlib.sha256(secret.strip().encode()).hexdigest())
-
-    def require(self, authorization: str | None) -> Principal:
-        """`principal`, which raises McpError where there is none."""
-        principal = self.principal(authorization)
+        digest = hashlib.sha256(secret.strip().encode()).hexdigest()
+        principal = self.principal_of(digest) if scheme.lower() == "bearer" else None
         if principal is None:
             problem = "a token is needed" if authorization is None else "this server has no such token"
             text = f"{problem}: send it as `Authorization: Bearer TOKEN`"

@@ -132,8 +132,7 @@ class BodyReader:
                 if (request_id := readable_id(bytes(body))) is not None:
                     error.request_id, error.status = request_id, 200
                 raise
-            body = bytes(body)
-            yield body
+            yield bytes(body)
         finally:
             if received_bytes or decoded_bytes:
                 self.received.release(received_bytes)

@@ -172,21 +172,57 @@ def _plain_length(headers: list[tuple[bytes, bytes]]) -> int | None:
     return None if b"transfer-encoding" in values else body_length(values)
 
 
+class ResponseWriter:
+    """The transport of one response: its head is written together with what follows in the same turn.
+
+    uvicorn writes head and body one after the other, and uvloop makes a system call of each write, which
+    includes the kernel's work for a receiver over loopback.
+    """
+
+    sends_events = False
+    _head: bytes | None = None
+    _flush_soon: asyncio.Handle | None = None
+    """Set once the response has begun."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Write now, except for a head, which waits for the body or the loop's next iteration."""
+        if self._flush_soon is None:
+            self._head, self.sends_events = data, b"text/event-stream" in data
+            self._flush_soon = asyncio.get_running_loop().call_soon(self.flush)
+        elif self._head is not None:
+            head, self._head = self._head, None
+            self._flush_soon.cancel()
+            self._transport.writelines((head, data))
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write the head that waits, before anything else is written or the connection is closed."""
+        head, self._head = self._head, None
+        if head is not None and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One HTTP connection: uvicorn's, with the limits of `ConnectionLimits`. Checked with uvicorn 0.54."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
         self._connections = connections
-        self._limits = connections.limits
         self.peer = ""
         self._refused = False
         self.running: RequestResponseCycle | None = None
         self._is_last = False
-        self._sends_events = False
-        self._response_head: bytes | None = None
-        self._flush_soon: asyncio.Handle | None = None
-        """Set once the response has begun."""
         self._connection = Connection()
         self._head_begun = False
         self._in_body = False
@@ -202,8 +238,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._writer = ResponseWriter(transport)  # a new one for each response
         self.peer = peer_of(self.client)
-        self._expire_in(self._limits.head_seconds)
+        self._expire_in(self._connections.limits.head_seconds)
         if not self._connections.add(self):
             self._refuse(503, "there are too many connections", linger=False)
 
@@ -233,7 +270,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return None
         if not cycle.response_started:
             return PROCESSING
-        return EMPTY_COMMENT if cycle.chunked_encoding and self._sends_events else None
+        return EMPTY_COMMENT if cycle.chunked_encoding and self._writer.sends_events else None
 
     def _send_probes(self, probe: bytes, settled: asyncio.Event, seconds: list[float]) -> None:
         """Send a probe now, and others after each of these times, as long as the response is awaited."""
@@ -241,7 +278,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         # What was prepared for the response's beginning may not be right any more.
         probe = self._probe() or probe
-        self.flush_response()
+        self._writer.flush()
         self.transport.write(probe)
         if seconds:
             self.loop.call_later(seconds.pop(0), self._send_probes, probe, settled, seconds)
@@ -286,16 +323,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             break
         if self._refused:
             return
-        if self._overhead_bytes > self._limits.head_bytes:
+        if self._overhead_bytes > self._connections.limits.head_bytes:
             if self._in_body:
                 self._refuse(
                     400, "the body consists of too small chunks, or has too long extensions or trailers"
                 )
             else:
-                self._refuse(431, self._limits.head_fault)
+                self._refuse(431, self._connections.limits.head_fault)
         elif self._deadline is None and self._response_complete and not self._in_body:
             # This was the rest of a body that was not needed for the response.
-            self._expire_in(self._limits.idle_seconds)
+            self._expire_in(self._connections.limits.idle_seconds)
 
     # Callbacks of the parser. An exception in one of them would be reported as an invalid request.
 
@@ -304,14 +341,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         cast("dict[str, object]", self.scope)[CONNECTION_KEY] = self._connection
         self._head_begun, self._overhead_bytes = True, 0
         if self._deadline is None or self._response_complete:
-            self._expire_in(self._limits.head_seconds)
+            self._expire_in(self._connections.limits.head_seconds)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # a trailer, which the application does not expect in the headers that it was given
         headers = self.headers
-        if len(headers) >= self._limits.head_lines:
-            self._refuse(431, self._limits.head_fault)
+        if len(headers) >= self._connections.limits.head_lines:
+            self._refuse(431, self._connections.limits.head_fault)
             return
         # As uvicorn's, which costs as much again when it is called for each header.
         name = name.lower()
@@ -323,7 +360,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_begun, self._in_body, self._overhead_bytes = False, True, 0
         if self._refused:
             return
-        if len(self.pipeline) >= self._limits.pipelined:
+        if len(self.pipeline) >= self._connections.limits.pipelined:
             self._refuse(400, "too many requests before the response to an earlier one")
             return
         parser = self.parser
@@ -335,7 +372,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._refuse(400, "a request that offers another protocol needs a Content-Length")
                 return
             self._unparsed_bytes = length
-        self._expire_in(self._limits.body_seconds)
+        self._expire_in(self._connections.limits.body_seconds)
         super().on_headers_complete()
         # uvicorn stops to read when a request has to wait, and would not notice that the client disconnects.
         self.flow.resume_reading()
@@ -355,45 +392,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Responses.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self.flush_response()  # of a request before it
-        self.running, self._flush_soon = cycle, None
+        self._writer.flush()  # of a request before it
+        self.running, self._writer = cycle, ResponseWriter(self.transport)
         if self._is_last:
             cycle.keep_alive = False
-        cycle.transport = cast("asyncio.Transport", self)
+        cycle.transport = cast("asyncio.Transport", self._writer)
         if cycle.scope["http_version"] == "1.0":
             _send_without_chunks(cycle)
         super()._start_asgi_task(cycle, app)
 
-    # The transport of responses. uvicorn writes head and body one after the other, and uvloop makes a
-    # system call of each write, which includes the kernel's work for a receiver over loopback.
-
-    def write(self, data: bytes) -> None:
-        """Write now, except for a head, which waits for the body or the loop's next iteration."""
-        if self._flush_soon is None:
-            self._response_head, self._sends_events = data, b"text/event-stream" in data
-            self._flush_soon = self.loop.call_soon(self.flush_response)
-        elif self._response_head is not None:
-            head, self._response_head = self._response_head, None
-            self._flush_soon.cancel()
-            self.transport.writelines((head, data))
-        else:
-            self.transport.write(data)
-
-    def flush_response(self) -> None:
-        """Write the head that waits, before anything else is written or the connection is closed."""
-        head, self._response_head = self._response_head, None
-        if head is not None and not self.transport.is_closing():
-            self.transport.write(head)
-
-    def close(self) -> None:
-        self.flush_response()
-        self.transport.close()
-
-    def is_closing(self) -> bool:
-        return self.transport.is_closing()
-
     def shutdown(self) -> None:
-        self.flush_response()
+        self._writer.flush()
         super().shutdown()
 
     @property
@@ -430,17 +439,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._connection.settled is not None:
-            self.close()
+            self._writer.close()
         elif self._deadline is None:
-            self._expire_in(self._limits.idle_seconds)
+            self._expire_in(self._connections.limits.idle_seconds)
         elif self._in_body:
             # The rest of the body is discarded. The client should first notice the response, not an error.
-            self._expire_in(self._limits.linger_seconds)
+            self._expire_in(self._connections.limits.linger_seconds)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         waiting_seconds = self.transport.get_write_buffer_size() / MIN_RATE
-        self._stalled_deadline = self.loop.time() + self._limits.stalled_seconds + waiting_seconds
+        self._stalled_deadline = self.loop.time() + self._connections.limits.stalled_seconds + waiting_seconds
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -462,7 +471,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
             _disconnect(self.running)
-        self.flush_response()
+        self._writer.flush()
         self._connections.events.emit(ResponseOver(status))
         text = message.encode("ascii")
         self.transport.write(
@@ -472,7 +481,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if linger:
             # Closed with data unread, the connection would be reset and the client would lose the response.
             self.transport.write_eof()
-            self._expire_in(self._limits.linger_seconds)
+            self._expire_in(self._connections.limits.linger_seconds)
         else:
             self.transport.close()
 
@@ -480,7 +489,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Close the connection if it is over a deadline."""
         if self.transport.is_closing() and self._stalled_deadline is None:
             # Closing waits until the client has read what was sent.
-            self._stalled_deadline = now + self._limits.stalled_seconds
+            self._stalled_deadline = now + self._connections.limits.stalled_seconds
         if self._stalled_deadline is not None and now > self._stalled_deadline:
             self.transport.abort()
             return

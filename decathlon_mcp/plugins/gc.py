@@ -27,10 +27,10 @@ from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.hooks import load, plugins, providers
+from decathlon_mcp.plugins.retention import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.sandboxes.plugins import Inventory, load_provider
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.database import FILE_NAME
-from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.lock import (
     InstanceLock,
     Server,

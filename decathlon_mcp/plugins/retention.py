@@ -6,7 +6,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +15,20 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.errors import DecathlonError
+<<<<<<< HEAD:decathlon_mcp/plugins/retention.py
 from decathlon_mcp.plugins.settings import RetentionSettings
+=======
+from decathlon_mcp.plugins.retention import RetentionSettings
+from decathlon_mcp.plugins.retention.tool_lists import RECENT_SECONDS, remove_unnamed_tools
+>>>>>>> callpath:decathlon_mcp/plugins/retention/retention.py
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.disk import NotRegularError, open_regular
 from decathlon_mcp.storage.kept_files import RESERVED_FILE
-from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
+from decathlon_mcp.storage.kept_tools import FOLDER
 from decathlon_mcp.storage.store import ENDED, Store
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, event_of, find_lines
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import public_id
+from decathlon_mcp.types import public_id, read_object
 
 MAX_PER_ROUND = 500
 """Episodes that one round deletes, so that it takes seconds at most."""
@@ -37,6 +45,9 @@ _FORGET_FILES = (
     "UPDATE episodes SET has_files = 0, operation = NULL, verdict = NULL, spec = '{}', progress = '{}'"
     " WHERE id = ? AND phase = ?"
 )
+
+RECENT_SECONDS = 3600.0
+"""A list that was used so recently may be named by a line that is about to be written."""
 
 log = logging.getLogger("decathlon.observe")
 
@@ -128,3 +139,40 @@ def _ended_before(folder: Path, before: float) -> bool:
     except OSError:
         return False
     return newest < before - (UNFINISHED_SECONDS if RESERVED_FILE in times else 0)
+
+
+def remove_unnamed_tools(state: Path, before: float, *, dry_run: bool = False) -> int:
+    """Remove the lists that no trajectory names and nobody has used since `before`; returns their number.
+
+    `before`: Unix seconds. Blocks: reads the beginning of every trajectory if there is a list so old.
+    """
+    try:
+        with os.scandir(state / FOLDER) as entries:
+            old = [Path(entry.path) for entry in entries if entry.stat().st_mtime < before]
+        folders = (state / "episodes").iterdir() if old else ()
+        named = {digest for folder in folders for digest in _ready_digests(folder)}
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        # What cannot be read may name any of them.
+        log.warning("lists of tools are not removed", extra=fields(why=error.strerror))
+        return 0
+    unnamed = [file for file in old if file.stem not in named]
+    if not dry_run:
+        for file in unnamed:
+            file.unlink(missing_ok=True)
+    return len(unnamed)
+
+
+def _ready_digests(folder: Path) -> Iterator[str]:
+    """The digests that an episode's trajectory names; a set-up that started over has several."""
+    with (
+        suppress(FileNotFoundError, NotADirectoryError, NotRegularError),
+        open_regular(folder / TRAJECTORY_FILE) as lines,
+    ):
+        for _, _, line in find_lines(lines, whole=("ready",)):
+            event = event_of(line)
+            if event == "call":
+                return  # nothing was sent before the episode was ready
+            if event == "ready":
+                yield str((read_object(line) or {}).get("tools"))

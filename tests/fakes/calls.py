@@ -54,8 +54,6 @@ async def call_server(
 async def call_tool(session: ToolSession, route: ToolRoute, params: CallParams) -> Reply:
     """Call a tool of an episode, and start its server before."""
     await session.starts.ensure(route.server)
-    session.starts.begin_call()
-    failure: DriverError | None = None
     ended, outcomes = anyio.Event(), list[Reply | DecathlonError | None]()
 
     def end(outcome: Reply | DecathlonError | None) -> None:
@@ -75,8 +73,8 @@ async def call_tool(session: ToolSession, route: ToolRoute, params: CallParams) 
         await ended.wait()
         if isinstance(outcome := outcomes[0], Reply):
             return outcome
-        failure = outcome if isinstance(outcome, DriverError) else None
+        if isinstance(outcome, DriverError):
+            session.starts.note_failure(route.server, outcome)
         raise outcome or await session.driver.closed_error()
     finally:
         session.driver.cancel(number)
-        session.starts.end_call(route.server, failure)

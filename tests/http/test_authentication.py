@@ -11,6 +11,7 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import AllowedHosts, Refused, Tokens, new_token
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.protocol.headers import Headers
+from decathlon_mcp.protocol.messages import McpError
 
 
 def refusal(hosts: AllowedHosts, method: str, headers: list[tuple[bytes, bytes]]) -> Refused | None:
@@ -23,11 +24,11 @@ def test_a_new_token_is_accepted_with_its_name_and_role(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# people\n\n{line}\n")
     tokens = Tokens.read(file)
-    principal = tokens.principal(f"Bearer {secret}")
-    assert principal is not None
+    principal = tokens.require(f"Bearer {secret}")
     assert (principal.token, principal.role) == ("ada", "controller")
     for header in (None, "", secret, f"Basic {secret}", "Bearer nonsense", f"Bearer {secret}x"):
-        assert tokens.principal(header) is None, header
+        with pytest.raises(McpError, match="token"):
+            tokens.require(header)
 
 
 @pytest.mark.parametrize(

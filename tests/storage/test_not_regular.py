@@ -11,8 +11,9 @@ import pytest
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.plugins.page.access import PAGE_KEY_FILE, load_or_create_page_key
 from decathlon_mcp.plugins.regrade.kept_attempts import AttemptFiles
+from decathlon_mcp.plugins.retention import remove_unnamed_tools
 from decathlon_mcp.storage.disk import NotRegularError
-from decathlon_mcp.storage.kept_tools import CACHE_FOLDER, FOLDER, CachedLists, remove_unnamed_tools
+from decathlon_mcp.storage.kept_tools import CACHE_FOLDER, FOLDER, CachedLists
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory
 
 pytestmark = pytest.mark.timeout(20)

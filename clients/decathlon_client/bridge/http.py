@@ -125,7 +125,7 @@ class BridgeHttpClient(httpx2.AsyncClient):
         resends = Resends(self._policy)
         try:
             while True:
-                resends.connected()
+                sent_at = anyio.current_time()
                 try:
                     return await self._try(request, options)
                 except _LostError as loss:
@@ -133,7 +133,7 @@ class BridgeHttpClient(httpx2.AsyncClient):
                     starts_episode = pending.method == "initialize" and "/tasks/" in self._url
                     if not self._was_reached or (starts_episode and not loss.was_refused):
                         raise
-                    await resends.pause(loss, pending.cancelled)
+                    await resends.pause(loss, pending.cancelled, sent_at)
         except ConnectionLostError as loss:
             return _failure(request, loss.message)
 
@@ -174,8 +174,7 @@ class BridgeHttpClient(httpx2.AsyncClient):
         """The events of a reply's stream; after a loss, the events of the request that is sent again."""
         # The SDK closes the stream once it has the reply, so that only a broken stream, or the stream of a
         # cancelled request, is read to its end.
-        resends = Resends(self._policy)
-        resends.connected()
+        resends, sent_at = Resends(self._policy), anyio.current_time()
         try:
             while True:
                 try:
@@ -189,8 +188,8 @@ class BridgeHttpClient(httpx2.AsyncClient):
                     return
                 loss = ConnectionLostError(f"lost {self._url} in the middle of an answer")
                 try:
-                    await resends.pause(loss, pending.cancelled)
-                    resends.connected()
+                    await resends.pause(loss, pending.cancelled, sent_at)
+                    sent_at = anyio.current_time()
                     response = await self._send_until_answered(request, options, pending)
                 except ConnectionLostError:
                     response = _failure(request, loss.message)

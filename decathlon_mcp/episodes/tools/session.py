@@ -76,38 +76,32 @@ class ServerStarts:
         self._report_outcome = report
         self._turn = turn
         self._servers = {name: _Server(is_running=True) for name in running}
-        self._calls = 0
-        self._idle = anyio.Event()
 
     def is_running(self, name: str) -> bool:
         """Whether a server is known to run."""
         return name in self._servers and self._servers[name].is_running
 
-    def begin_call(self) -> None:
-        """A call begins; no server is started ahead until `end_call`."""
-        self._calls += 1
-
-    def end_call(self, name: str, error: DriverError | None = None) -> None:
-        """A call of this server has ended, with this error if there was one."""
-        self._calls -= 1
-        if self._calls == 0:
-            self._idle.set()
-        if name in self.optional and error is not None and error.data.get("reason") == "server":
+    def note_failure(self, name: str, error: DriverError) -> None:
+        """A call of this server has failed."""
+        if name in self.optional and error.data.get("reason") == "server":
             # It may have died: the next call starts it, unless it still runs.
             self._servers.setdefault(name, _Server()).is_running = False
 
-    async def start_ahead(self, names: Collection[str], *limiters: anyio.CapacityLimiter) -> None:
-        """Start servers one after the other, each while no tool is called and with a place of each limiter.
+    async def start_ahead(
+        self,
+        names: Collection[str],
+        idle: Callable[[], Awaitable[None]],
+        *limiters: anyio.CapacityLimiter,
+    ) -> None:
+        """Start servers one after the other, each once `idle` has returned and with a place of each limiter.
 
-        One that fails is left to its first call.
+        `idle`: waits until no tool is called. A server that fails is left to its first call.
         """
         for name in names:
             async with AsyncExitStack() as places:
                 for limiter in limiters:
                     await places.enter_async_context(limiter)
-                while self._calls:
-                    self._idle = anyio.Event()
-                    await self._idle.wait()
+                await idle()
                 try:
                     await self.ensure(name, ahead=True)
                 except DriverError as error:
