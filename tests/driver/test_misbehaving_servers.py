@@ -183,14 +183,6 @@ async def test_long_result_is_cut_before_its_length_counts(peer: DriverPeer, tmp
     assert short["result"]["content"][0]["text"] == "é" * 900
 
 
-async def test_without_a_folder_what_is_cut_off_is_dropped(plain: DriverPeer) -> None:
-    reply = await call_text(plain, 1_000_000, cut={"characters": 1000})
-    (item,) = reply["result"]["content"]
-    assert item["text"] == "é" * 1000 + "\n...[truncated, total 1000000 chars]"
-    short = await call_text(plain, 1000, cut={"characters": 1000})
-    assert short["result"]["content"][0]["text"] == "é" * 1000
-
-
 async def test_result_that_cannot_be_saved_is_an_error(plain: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WireError, match="the whole reply cannot be saved") as error:
@@ -231,17 +223,6 @@ async def test_server_that_does_not_read_blocks_no_other(peer: DriverPeer) -> No
             await peer.result(number)
         reasons.append(error.value.reason)
     assert reasons == ["timeout"] * 3 + ["server"] * 2
-
-
-async def test_server_that_never_answers_blocks_no_other_call(peer: DriverPeer) -> None:
-    await peer.start(
-        peer.scripted_server("plain", request_seconds=0.5), peer.scripted_server("plain", "other")
-    )
-    number = await peer.begin_tool("scripted", "hang")
-    await check_answers(peer, "other")
-    await check_answers(peer)
-    with pytest.raises(WireError):
-        await peer.result(number)
 
 
 async def test_server_that_ignores_signals_ends_with_the_driver(peer: DriverPeer) -> None:

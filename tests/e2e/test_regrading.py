@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from decathlon_mcp.app import bootstrap
@@ -18,7 +17,6 @@ from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskErr
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, read_kept
 from decathlon_mcp.settings import read_settings
-from decathlon_mcp.types import public_id
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, folder_of, serving
 
@@ -189,24 +187,6 @@ async def test_nothing_is_kept_without_the_setting(checkout: Checkout) -> None:
     }
     with pytest.raises(BadRequestError, match="nothing of it was kept"):
         read_kept(checkout.folder(verdict))
-
-
-async def test_the_attempt_is_kept_before_the_evaluator_runs(checkout: Checkout) -> None:
-    (checkout.task("made-answer") / "evaluation" / "main.py").write_text("import time; time.sleep(1000)")
-    async with checkout.playing("made-answer", drain_seconds=0.1) as player:
-        await player.call("probe__write", path="answer.txt", text="made-by-preprocess")
-        await player.call("claim_done")
-        folder = checkout.state / "episodes" / player.episode_id
-        with anyio.fail_after(60):
-            while not (folder / "attempt.json").exists():  # noqa: ASYNC110  (the evaluator runs for long)
-                await anyio.sleep(0.02)
-        assert read_kept(folder).attempt.episode == public_id(player.episode_id)
-    # The server stopped in the middle of the grading.
-    assert json.loads((folder / "verdict.json").read_text())["status"] == "not_evaluated"
-    shutil.copy(
-        SUITE + "/tasks/probe/made-answer/evaluation/main.py", checkout.task("made-answer") / "evaluation"
-    )
-    assert outcome(await checkout.regrade({"episode": public_id(folder.name)})) == ("scored", True, 1.0)
 
 
 async def test_a_task_that_cannot_be_found_or_repeated_is_an_error(checkout: Checkout) -> None:

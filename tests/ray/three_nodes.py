@@ -69,7 +69,6 @@ class Cluster:
     port: int = 0
     url: str = ""
     token: str = ""
-    python_path: str = ""
     names: list[str] = field(default_factory=list[str])
     serving: Process | None = None
 
@@ -77,7 +76,7 @@ class Cluster:
         return {
             **os.environ,
             "PATH": f"{self.programs}:{os.environ['PATH']}",
-            "PYTHONPATH": self.python_path,
+            "PYTHONPATH": "",
             "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
             "RAY_DEDUP_LOGS": "0",
             "DECATHLON_STATE": str(self.folder / node),
@@ -169,11 +168,9 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def cluster_of(
-    programs: Path, folder: Path, nodes: int, *options: str, python_path: str = ""
-) -> AsyncGenerator[Cluster]:
+async def cluster_of(programs: Path, folder: Path, nodes: int, *options: str) -> AsyncGenerator[Cluster]:
     """Start a cluster as the documentation says; at the end nothing of it is left."""
-    cluster = Cluster(programs, folder, python_path=python_path)
+    cluster = Cluster(programs, folder)
     cluster.token, line = new_token("trainer", "player")
     tokens = folder / "tokens"
     tokens.write_text(line)
@@ -305,41 +302,3 @@ async def test_96_episodes_of_which_a_third_lose_their_node(
             assert len({node_of(str(result.played)) for result in again}) == NODES
     assert containers(docker_engine) == before
     assert not cluster.processes()
-
-
-def python_path_with_waiting_provider(folder: Path) -> str:
-    """A PYTHONPATH on which tests/ray/waiting.py is an installed provider."""
-    package = folder / "waiting-0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting\nVersion: 0\n")
-    (package / "entry_points.txt").write_text("[decathlon_mcp.plugins]\nwaiting = tests.ray.waiting:PLUGIN\n")
-    return f"{folder}:{REPOSITORY}"
-
-
-async def starts_per_second(d: Decathlon, count: int) -> float:
-    limiter = anyio.CapacityLimiter(48)
-
-    async def open_one() -> None:
-        async with limiter, d.episode("find-answer"):
-            pass
-
-    await open_one()
-    started = time.monotonic()
-    async with anyio.create_task_group() as tasks:
-        for _ in range(count):
-            tasks.start_soon(open_one)
-    return count / (time.monotonic() - started)
-
-
-async def test_starts_per_second_with_one_two_and_three_nodes(environment: Path, folder: Path) -> None:
-    """Each sandbox takes a second to open and costs no CPU: the nodes are the limit, not this machine."""
-    python_path = python_path_with_waiting_provider(folder)
-    for nodes in (1, 2, 3):
-        place = folder / str(nodes)
-        place.mkdir()
-        options = ("provider=waiting", "max_sandboxes=64", "max_opening=2", "servers=eager")
-        async with cluster_of(environment, place, nodes, *options, python_path=python_path) as cluster:
-            async with Decathlon(cluster.url, cluster.token) as d:
-                rate = await starts_per_second(d, 24 * nodes)
-        report(f"{nodes} nodes: {rate:.2f} starts per second")
-        assert rate > 0

@@ -142,7 +142,8 @@ async def test_configured_network_is_used(docker: Bench, docker_network: str) ->
 async def test_missing_network_and_runtime_are_reported(docker: Bench) -> None:
     missing = {"network": "decathlon-nowhere", "runtime": "nowhere"}
     for kind, name in missing.items():
-        async with DockerProvider(docker.owner, **{kind: name}) as provider:
+        options: dict[str, Any] = {kind: name}
+        async with DockerProvider(docker.owner, **options) as provider:
             findings = {finding.what: finding for finding in await provider.check(None)}
             with pytest.raises(ProviderUnavailableError, match=f"the engine has no {kind} {name}"):
                 async with provider.open(docker.spec(network="outbound")):
