@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.suite import Suite
 from tests.fakes.driver import FakeCall, FakeRun, ProcessExit
 from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
@@ -49,6 +51,12 @@ def exits_with(exit_code: int) -> Callable[[FakeRun], int]:
     return lambda request: exit_code
 
 
+@cache
+def probe_suite() -> Suite:
+    """The probe suite, read once. Tests change copies of it, see `suite_with`."""
+    return load_suite(SUITE)
+
+
 def sandbox_factory(
     tmp_path: Path,
     provider: FakeProvider,
@@ -58,7 +66,7 @@ def sandbox_factory(
     **settings: Any,
 ) -> SandboxFactory:
     """The sandboxes of a suite over a fake provider. `caches`: tool lists are kept in `state/`."""
-    loaded = load_suite(suite)
+    loaded = probe_suite() if suite == SUITE else load_suite(suite)
     common = tmp_path / "common.tar"
     loaded.common_archive(common)
     factory = create_sandbox_factory(loaded, provider, common, read_settings(settings))

@@ -63,6 +63,8 @@ class Tree:
 
     def make(self, folder: PurePosixPath | str) -> None:
         folder = PurePosixPath(folder)
+        if isinstance(self._nodes.get(folder), Folder):
+            return
         for path in (*reversed(folder.parents), folder):
             if not isinstance(self._nodes.setdefault(path, Folder()), Folder):
                 raise NotADirectoryError(str(path))
@@ -82,7 +84,10 @@ class Tree:
 
     def below(self, folder: PurePosixPath | str) -> Iterator[PurePosixPath]:
         """Return the path itself, if it exists, and all paths below it, sorted."""
-        return (path for path in sorted(self._nodes) if path.is_relative_to(folder))
+        top = PurePosixPath(folder)
+        prefix = f"{str(top).rstrip('/')}/"
+        # `is_relative_to` would take a fifth of a test's time.
+        return iter(sorted(path for path in self._nodes if path == top or str(path).startswith(prefix)))
 
     def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         name = str(folder)
