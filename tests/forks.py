@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -52,8 +54,8 @@ class Forks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         config = session.config
-        if session.testsfailed or config.option.collectonly or not session.items:
-            return None  # pytest's own loop says why
+        if session.testsfailed or config.option.collectonly or config.option.usepdb or not session.items:
+            return None  # pytest's own loop
         cache = getattr(config, "cache", None)
         known: dict[str, float] = cache.get(SECONDS_BY_MODULE, {}) if cache else {}
         self._divide(session.items, known)
@@ -96,6 +98,8 @@ class Forks:
                 status = 0
             except KeyboardInterrupt:
                 pass
+            except BaseException:  # noqa: BLE001  # a fault of pytest or of a plugin
+                traceback.print_exc(file=sys.__stderr__)
             finally:
                 os._exit(status)  # not into pytest's frames, which would print results
         sender.close()
