@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -23,8 +25,6 @@ import pytest
 from _pytest.runner import runtestprotocol  # other plugins use it too: nothing else returns the reports
 
 SECONDS_BY_MODULE = "decathlon/seconds"
-SECONDS_OF_A_TEST = 0.2
-"""Assumed of tests that have not run here."""
 NUMBER = struct.Struct("=I")
 
 
@@ -52,8 +52,8 @@ class Forks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         config = session.config
-        if session.testsfailed or config.option.collectonly or not session.items:
-            return None  # pytest's own loop says why
+        if session.testsfailed or config.option.collectonly or config.option.usepdb or not session.items:
+            return None  # pytest's own loop
         cache = getattr(config, "cache", None)
         known: dict[str, float] = cache.get(SECONDS_BY_MODULE, {}) if cache else {}
         self._divide(session.items, known)
@@ -83,7 +83,7 @@ class Forks:
 
     def _divide(self, items: list[pytest.Item], known: dict[str, float]) -> None:
         modules = [list(tests) for _, tests in groupby(items, key=_module)]
-        modules.sort(key=lambda tests: -known.get(_module(tests[0]), SECONDS_OF_A_TEST * len(tests)))
+        modules.sort(key=lambda tests: -known.get(_module(tests[0]), sum(map(_assumed_seconds, tests))))
         self.modules = modules
 
     def _fork(self, session: pytest.Session, first: list[pytest.Item] | None = None) -> Fork:
@@ -96,6 +96,8 @@ class Forks:
                 status = 0
             except KeyboardInterrupt:
                 pass
+            except BaseException:  # noqa: BLE001  # a fault of pytest or of a plugin
+                traceback.print_exc(file=sys.__stderr__)
             finally:
                 os._exit(status)  # not into pytest's frames, which would print results
         sender.close()
@@ -193,6 +195,13 @@ class _Sender:
                 item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
             )
         return True
+
+
+def _assumed_seconds(test: pytest.Item) -> float:
+    """How long a test may take that has not run here."""
+    if timeout := test.get_closest_marker("timeout"):
+        return timeout.args[0] / 60
+    return 1.0 if test.get_closest_marker("docker") else 0.2
 
 
 def _capture_into_own_files(config: pytest.Config) -> None:

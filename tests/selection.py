@@ -64,11 +64,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "tests/clients/test_model_text.py": (
         "test_what_no_server_can_read_is_a_reply_and_other_calls_go_on[http]",
     ),
-    "tests/clients/test_lockstep.py": (
-        "test_slots_are_played_one_turn_at_a_time[embedded]",
-        "test_cancelling_a_lockstep_closes_all_episodes",
-    ),
-    "tests/clients/test_draws.py": ("test_an_episode_takes_a_sampled_task_a_draw_or_the_default_task",),
+    "tests/clients/test_lockstep.py": ("test_slots_are_played_one_turn_at_a_time[embedded]",),
     "tests/clients/test_player_failure.py": (
         "test_result_and_log_have_type_message_file_and_line",
         "test_graded_attempt_whose_player_raises_later_keeps_its_verdict",
@@ -77,7 +73,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "tests/clients/test_silence.py": (),
     "tests/clients/test_traces.py": (),
     "tests/clients/test_notes.py": ("test_notes_stand_between_the_calls_and_no_evaluator_reads_them",),
-    "tests/clients/test_branching.py": ("test_a_branch_is_opened_and_played_to_its_verdict[http]",),
     "tests/clients/test_testing.py": (),
     # The episode over stdio.
     "tests/e2e/test_history.py": ("test_an_episode_over_stdio_is_in_the_history_once_it_has_ended",),

@@ -184,7 +184,9 @@ def test_a_server_with_tokens_may_give_this_machines_network(without_slirp4netns
 @pytest.mark.anyio
 async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    async with bootstrap(settings(provider="host", state=state, idle_seconds=77)) as registry:
+    async with bootstrap(
+        settings(provider="host", isolation="none", state=state, idle_seconds=77)
+    ) as registry:
         assert registry.options.limits.idle_seconds == 77
         assert registry.options.reward_policy == "visible"
         (suite,) = registry.catalogue.suites
@@ -203,7 +205,7 @@ async def test_files_of_a_dead_server_are_removed(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     (state / "servers" / "dead").touch()
     (sandbox / "owner").write_text("dead")
-    async with bootstrap(settings(provider="host", state=state)):
+    async with bootstrap(settings(provider="host", isolation="none", state=state)):
         assert not (state / "servers" / "dead").exists()
         assert not (state / "scratch" / "dead-archives").exists()
         assert not sandbox.exists()
@@ -219,7 +221,7 @@ async def test_a_state_folder_that_cannot_be_written_is_named(state: str) -> Non
 
 @pytest.mark.anyio
 async def test_every_episode_has_ended_when_bootstrap_returns(tmp_path: Path) -> None:
-    async with bootstrap(settings(provider="host", state=tmp_path / "state")) as registry:
+    async with bootstrap(settings(provider="host", isolation="none", state=tmp_path / "state")) as registry:
         episode = registry.start("find-answer", Principal())
     assert episode.state.ending == "the server shut down"
     assert registry.live == []

@@ -15,12 +15,7 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.errors import DecathlonError
-<<<<<<< HEAD:decathlon_mcp/plugins/retention.py
 from decathlon_mcp.plugins.settings import RetentionSettings
-=======
-from decathlon_mcp.plugins.retention import RetentionSettings
-from decathlon_mcp.plugins.retention.tool_lists import RECENT_SECONDS, remove_unnamed_tools
->>>>>>> callpath:decathlon_mcp/plugins/retention/retention.py
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import NotRegularError, open_regular
 from decathlon_mcp.storage.kept_files import RESERVED_FILE

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 from benchmarks import figures, report
 from benchmarks.figures import Figures, SectionResult, Target
 from benchmarks.sections import SECTIONS
 from docs import performance
-from docs.plots import Line, Point, plot
 
 MACHINE = {"date": "2026-01-01", "machine": "2 cores"}
 NOTHING_LEFT = {"containers": 0, "processes": 0, "files": 0}
@@ -46,17 +44,6 @@ def test_without_a_floor_the_target_is_a_bound_on_the_quantity() -> None:
     assert (figure.ratio, figure.meets_target) == (None, False)
 
 
-def test_a_floor_of_zero_gives_no_ratio() -> None:
-    (figure,) = result((100, 0)).figures
-    assert (figure.ratio, figure.meets_target) == (None, None)
-
-
-def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    written = result((100.5, 200), (101, 201), skipped={"a proxy": "no network"})
-    figures.write(written, tmp_path)
-    assert figures.read(["calls", "sizes"], tmp_path) == [written]
-
-
 def test_a_section_with_errors_or_leaks_has_failed() -> None:
     assert result((1, 1), errors=("lost",)).failed
     assert result((1, 1), remaining=NOTHING_LEFT | {"processes": 1}).failed
@@ -70,12 +57,6 @@ def test_a_row_shows_median_range_ratio_and_whether_the_target_is_met() -> None:
         *("calls per second", "4", "/s", "850 (700–900)", "direct", "1,000 (1,000–1,000)"),
         *("**0.850** (0.700–0.900)", "≥ 0.8 ✓"),
     ]
-
-
-def test_rows_of_one_quantity_stand_together_by_size() -> None:
-    shown = [*result((1, 1), size=16).figures, *result((1, 1), size=1).figures]
-    rows = report.figures_table(shown).splitlines()[2:]
-    assert [row.split("|")[2].strip() for row in rows] == ["1", "16"]
 
 
 def test_page_has_every_section_and_a_plot_with_its_floor() -> None:
@@ -95,15 +76,3 @@ def test_performance_page_and_its_plots_are_up_to_date() -> None:
         path.name for path in files
     }
     assert (outdated, unused) == ([], set()), "update them with: python docs/performance.py"
-
-
-def test_points_are_inside_the_plot() -> None:
-    points = tuple(Point(size, value, value / 2, value * 2) for size, value in ((1, 0.03), (1024, 4e5)))
-    root = ET.fromstring(plot("Title & more", "s", [Line("a < b", points)]))
-    height = float(root.attrib["height"])
-    centres = [
-        (float(node.attrib["cx"]), float(node.attrib["cy"]))
-        for node in root.iter("{http://www.w3.org/2000/svg}circle")
-    ]
-    assert len(centres) == 2
-    assert all(0 < x < 600 and 0 < y < height for x, y in centres)

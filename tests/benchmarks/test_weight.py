@@ -15,69 +15,14 @@ from benchmarks.weight import (
     ALL_PLACES,
     BUDGETS,
     ROOT,
-    ClassSize,
     Lines,
     Place,
-    Tracer,
-    count_lines,
     follow_episode,
     over_budget,
     package_lines,
     package_of,
-    sizes_in,
     sources,
 )
-from decathlon_mcp.json_limits import check_json
-
-MODULE = '''"""What it is.
-
-Two paragraphs.
-"""
-
-X = 1
-"""An attribute's docstring."""
-
-
-def f() -> str:
-    # A reason.
-    return """
-no docstring"""  # of the function
-'''
-CLASS = """
-class Link:
-    limit: int = 1
-
-    def __init__(self):
-        self.limit = 2
-        self.name, other.name = "a", "b"
-        self.peer.name = "c"
-
-    async def read(self):
-        self.count += 1
-"""
-
-
-def test_docstrings_and_comments_are_no_code() -> None:
-    lines = count_lines(MODULE)
-    assert (lines.modules, lines.code, lines.prose, lines.blank) == (1, 4, 6, 3)
-    assert lines.all == len(MODULE.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("path", "package"),
-    [
-        ("decathlon_mcp/app.py", "modules of decathlon_mcp"),
-        ("decathlon_mcp/episodes/tools/offer.py", "episodes"),
-        ("decathlon_mcp/driver/link.py", "driver"),
-        ("decathlon_mcp/suites/tasks.py", "archives, suites, catalogue, payloads, telemetry"),
-        ("decathlon_mcp/plugins/page/calls.py", "plug-ins"),
-        ("decathlon_mcp/starter/suite/tasks/a/main.py", "starter"),
-        ("sandbox/decathlon_sandbox/wire.py", "sandbox"),
-        ("clients/decathlon_client/adapters/verl.py", "clients"),
-    ],
-)
-def test_the_longest_entry_says_where_a_file_belongs(path: str, package: str) -> None:
-    assert package_of(Path(path)) == package
 
 
 def test_a_new_folder_of_the_server_needs_an_entry() -> None:
@@ -107,26 +52,6 @@ def test_the_check_fails_exactly_for_packages_over_their_budgets() -> None:
     assert checked.returncode == (1 if over else 0)
     assert all(f"{name} by {lines:,} lines" in checked.stderr for name, lines in over.items())
     assert json.loads(checked.stdout)["packages"]["http"]["budget"] == BUDGETS["http"]
-
-
-def test_attributes_are_what_a_class_assigns_to_itself() -> None:
-    assert list(sizes_in(CLASS)) == [ClassSize("Link", methods=2, attributes=3)]
-
-
-def test_executed_lines_are_recorded_once_and_only_in_between() -> None:
-    tracer = Tracer()
-    with tracer.installed():
-        check_json(b"[[]]")
-        with tracer.record() as executed:
-            check_json(b"[1]")
-            check_json(b"[2]")
-        before = set(executed.lines)
-        check_json(b"[[3]]", max_depth=5)
-    assert executed.lines == before
-    assert executed.files == {"decathlon_mcp/json_limits.py"}
-    first = check_json.__code__.co_firstlineno
-    assert ("decathlon_mcp/json_limits.py", first) in executed.lines
-    assert 5 < len(executed.lines) < 20
 
 
 @pytest.mark.long

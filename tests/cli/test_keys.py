@@ -149,16 +149,6 @@ def test_a_verdict_in_the_folder_of_another_episode_does_not_verify(
     assert ("another episode" in done.stdout) is (folder != "ab" * 24)
 
 
-def test_a_link_to_a_verdict_in_the_folder_of_another_episode_does_not_verify(
-    shell: Shell, signer: Signer
-) -> None:
-    folder = shell.folder / ("cd" * 24)
-    folder.mkdir()
-    (folder / "verdict.json").write_text(json.dumps(scored(signer)))
-    (shell.folder / "best.json").symlink_to(folder / "verdict.json")
-    assert "another episode" in shell.run("verify", "best.json").stdout
-
-
 def test_a_document_with_two_different_verdicts_does_not_verify(shell: Shell, signer: Signer) -> None:
     verdict = scored(signer)
     for other in (scored(signer, reward=0.5), {**verdict, "reward": True}, {"status": "scored", "reward": 1}):

@@ -92,18 +92,6 @@ def test_an_invalid_value_is_reported_with_its_source(
     assert shell.error("serve", *arguments, status=2, **variables).startswith(message)
 
 
-def test_an_invalid_value_in_the_file_is_reported_with_the_file(shell: Shell) -> None:
-    write(shell, "max_sandboxes = 0")
-    message = "decathlon.toml: max_sandboxes: must be at least 1"
-    assert shell.error("serve", status=2) == message
-
-
-def test_an_unknown_name_in_the_file_gets_a_suggestion(shell: Shell) -> None:
-    write(shell, "max_sandbox = 8")
-    message = "decathlon.toml: there is no setting 'max_sandbox'; did you mean max_sandboxes?"
-    assert shell.error("tasks", status=2) == message
-
-
 def test_a_file_that_is_not_toml_is_an_error(shell: Shell) -> None:
     write(shell, "max_sandboxes: 8")
     assert shell.error("tasks", status=2).startswith("decathlon.toml: not TOML: ")
@@ -168,6 +156,8 @@ def test_an_unknown_option_is_compared_with_those_that_the_help_lists(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("max_sandboxes = 0", "max_sandboxes: must be at least 1"),
+        ("max_sandbox = 8", "there is no setting 'max_sandbox'; did you mean max_sandboxes?"),
         ('port = "http"', "port: a whole number was expected, not 'http'"),
         ("[serve]\nport = 1", "settings have no sections: remove the line [serve]"),
         ("[cpus]\na = 1", "cpus: a value was expected, not a table"),

@@ -14,7 +14,7 @@ from decathlon_mcp.plugins.credentials import verify_files
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from tests.probe.serving import SUITE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_a_branch_is_opened_and_played_to_its_verdict(d: Decathlon) -> None:
@@ -52,7 +52,6 @@ def _result(task: str, verdict: Any) -> Result[None]:
     return Result(0, task, 0, 0, None, None, verdict, None, None, 0.0)
 
 
-@pytest.mark.slow
 def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
     with sync.Decathlon.embedded(SUITE, "host", state=tmp_path, drain_seconds=5) as d:
         with d.episode("find-answer") as e:
@@ -61,7 +60,6 @@ def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
                 assert b.call("probe__read", {"path": "answer.txt"}).text == "42"
 
 
-@pytest.mark.slow
 def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state, file = tmp_path / "state", tmp_path / "verdict.json"
     with sync.Decathlon.embedded(SUITE, "host", state=state, drain_seconds=5) as d:
@@ -74,7 +72,6 @@ def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
 
 
-@pytest.mark.slow
 async def test_the_rewards_along_a_finished_attempt_say_what_each_call_was_worth(tmp_path: Path) -> None:
     async with Decathlon.embedded(SUITE, "host", state=tmp_path, drain_seconds=5) as d:
         async with d.episode("dense", labels={"run": "whole"}) as e:

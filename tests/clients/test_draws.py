@@ -11,7 +11,7 @@ from decathlon_client import Decathlon, RequestError
 
 from tests.probe.serving import SUITE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import anyio
 import pytest
 from decathlon_client import Decathlon, Episode, Result
-from decathlon_client.attempts import GroupLimits
 
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served, folder_of
@@ -78,25 +76,6 @@ async def test_attempts_that_have_not_begun_are_dropped_without_an_episode(serve
     ]
     assert "it was opening" in str(group[1].failure)
     assert len({*(served.state / "episodes").iterdir()} - before) == 1
-
-
-async def test_the_time_between_results_does_not_count() -> None:
-    limits, was_in_time = GroupLimits(0.2), False
-    with limits.limit(0) as scope:
-        with limits.paused():
-            await anyio.sleep(0.3)
-            assert scope.deadline == math.inf
-        with limits.limit(0) as later:
-            await anyio.sleep(0.01)
-        assert not later.cancelled_caught
-        assert scope.deadline == later.deadline
-        was_in_time = True
-        await anyio.sleep(10)
-    assert was_in_time
-    assert scope.cancelled_caught
-    with limits.limit(0) as after:
-        await anyio.sleep(10)
-    assert after.cancelled_caught
 
 
 async def test_a_group_is_not_late_for_what_the_trainer_does_between_groups(served: Served) -> None:

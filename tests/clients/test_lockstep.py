@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
 import pytest
 from decathlon_client import (
@@ -18,7 +16,7 @@ from decathlon_client import (
 
 from decathlon_mcp.episodes.episode import Episode as ServersEpisode
 from decathlon_mcp.episodes.state import Phase
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
@@ -77,21 +75,6 @@ async def test_an_episode_that_ends_early_is_its_slots_failure(served: Served) -
         assert [texts(replies[slot]) for slot in eps] == [[], ["here", "here"]]
         assert isinstance(lost.failure, EpisodeEndedError)
         assert eps.live == [kept]
-
-
-async def test_an_episode_whose_time_is_over_has_a_reward_of_zero(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path, provider="host", episode_seconds=4) as served,
-        Decathlon(served.url) as d,
-        d.lockstep(["find-answer"]) as eps,
-    ):
-        sleep = ("probe__sleep", {"seconds": 100, "note": "late"})
-        replies = await eps.call({eps[0]: [sleep, ("probe__echo", {"text": "later"})]})
-        assert ["its time is over" in text for text in texts(replies[eps[0]])] == [True, True]
-        assert eps.live == []
-        (verdict,) = await eps.evaluate()
-        assert verdict is not None
-        assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
 
 
 async def test_a_models_mistakes_are_error_replies(d: Decathlon) -> None:

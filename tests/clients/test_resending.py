@@ -23,7 +23,6 @@ from decathlon_client import (
     SandboxLostError,
     UnknownTaskError,
 )
-from decathlon_client.sync import Decathlon as SyncDecathlon
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import link
@@ -84,22 +83,6 @@ async def test_a_call_that_is_cut_off_is_sent_again_under_its_operation_id(serve
 RUN_SLOWLY = {"command": "echo run >> runs.txt; sleep 2; wc -l < runs.txt"}
 
 
-async def test_a_call_with_side_effects_runs_once_however_often_its_connection_breaks(
-    served: Served,
-) -> None:
-    async with playing(served) as (relay, _, e), anyio.create_task_group() as tasks:
-
-        async def cut_often() -> None:
-            for _ in range(3):
-                await anyio.sleep(0.25)
-                await relay.cut()
-
-        before = len(relay.operations)
-        tasks.start_soon(cut_often)
-        assert (await e.call("probe__shell", RUN_SLOWLY)).text.strip() == "1"
-        assert len(relay.operations) >= before + 2
-
-
 @pytest.mark.parametrize("cut", REPLY_CUTS)
 async def test_a_reply_that_is_cut_anywhere_is_that_of_the_only_run(cut: int, served: Served) -> None:
     async with playing(served) as (relay, _, e):
@@ -152,19 +135,6 @@ async def test_requests_wait_while_the_server_is_refused(served: Served) -> None
         await relay.refuse()
         tasks.start_soon(restore_later, relay)
         assert (await e.evaluate()).reward == 0.0
-
-
-@pytest.mark.parametrize("cut", REPLY_CUTS)
-async def test_an_episode_is_played_although_every_other_connection_breaks(cut: int, served: Served) -> None:
-    async with relayed(served) as (relay, url), Decathlon(url) as d:
-        relay.reply_limits = [cut, 1 << 30] * 3
-        await relay.cut()
-        async with d.episode("find-answer") as e:
-            relay.reply_limits = [cut, 1 << 30] * 3
-            await relay.cut()
-            assert (await e.call("probe__echo", {"text": "whole"})).text == "whole"
-            await e.call("probe__write", {"path": "answer.txt", "text": "42"})
-            assert (await e.evaluate()).reward == 1.0
 
 
 async def test_the_errors_of_a_proxy_without_a_server_are_an_outage(served: Served) -> None:
@@ -368,25 +338,6 @@ async def test_a_call_whose_sandbox_is_out_of_reach_is_sent_again_and_gets_its_o
         assert away.runs == ["run"]
 
 
-async def test_a_batch_and_the_synchronous_client_wait_for_sandboxes_out_of_reach(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def player(e: Episode) -> str:
-        return (await e.call("probe__work")).text
-
-    def play(url: str) -> str:
-        with SyncDecathlon(url) as d, d.episode("find-answer") as e:
-            return e.call("probe__work").text
-
-    async with engine(tmp_path, monkeypatch) as away, anyio.create_task_group() as tasks:
-        tasks.start_soon(away.be_away_for_tries, 2)
-        async with Decathlon(away.url) as d, d.batch(["find-answer"], concurrency=1, progress=False) as batch:
-            assert [result.played async for result in batch.run(player)] == ["run 1"]
-        away.running, away.finish = anyio.Event(), anyio.Event()
-        tasks.start_soon(away.be_away_for_tries, 2)
-        assert await anyio.to_thread.run_sync(play, away.url) == "run 2"
-
-
 @pytest.mark.parametrize("resend_seconds", [0, 1])
 async def test_a_sandbox_out_of_reach_for_longer_than_resend_seconds_fails_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resend_seconds: float
@@ -424,17 +375,6 @@ async def test_a_call_whose_sandbox_is_given_up_gets_the_final_error(
         with anyio.fail_after(20), pytest.raises((SandboxLostError, EpisodeEndedError)):
             await e.call("probe__work")
         assert len(away.relay.operations) > before + 1
-
-
-async def test_a_timeout_ends_the_wait_for_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with (
-        engine(tmp_path, monkeypatch) as away,
-        Decathlon(away.url) as d,
-        d.episode("find-answer") as e,
-    ):
-        away.go()
-        with anyio.fail_after(20), pytest.raises(CallTimeoutError):
-            await e.call("probe__work", timeout=1)
 
 
 @pytest.mark.docker
