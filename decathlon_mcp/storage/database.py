@@ -62,6 +62,9 @@ CREATE TABLE episodes (
 CREATE INDEX episodes_by_phase ON episodes (phase, server);
 CREATE INDEX episodes_by_start ON episodes (started_at, public_id);
 CREATE INDEX episodes_by_run ON episodes (run, started_at, public_id);
+CREATE INDEX episodes_by_token ON episodes (token, started_at, public_id) WHERE token IS NOT NULL;
+CREATE INDEX episodes_by_token_and_run ON episodes (token, run, started_at, public_id)
+    WHERE token IS NOT NULL;
 CREATE INDEX episodes_by_task ON episodes (task, started_at, public_id);
 CREATE INDEX episodes_by_outcome ON episodes (outcome, started_at, public_id);
 CREATE INDEX episodes_by_run_and_outcome ON episodes (run, outcome, started_at, public_id);

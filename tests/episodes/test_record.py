@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decathlon_mcp.plugins.retention.tool_lists import remove_unnamed_tools
 
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.records import read_episode
 from decathlon_mcp.episodes.specification import Instant
+from decathlon_mcp.plugins.retention import remove_unnamed_tools
 from decathlon_mcp.storage.store import EpisodeRow
 from tests.probe.clients import playing, start
 from tests.probe.serving import Served, serving

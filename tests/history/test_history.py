@@ -636,6 +636,10 @@ def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.Monke
         EpisodeQuery(order=Order("started", descending=False)),
         EpisodeQuery(lost=True),
         EpisodeQuery(branch_of=public_id("r-a-0"), with_branches=True),
+        EpisodeQuery(owner="ann"),
+        EpisodeQuery(owner="ann", task="a", suite="s", order=FAILURES_FIRST),
+        EpisodeQuery(owner="ann", run="r", failed=True, stray=False),
+        EpisodeQuery(owner="ann", lost=True),
     ):
         history.episodes(query)
     history.episode(public_id("r-a-0"))
@@ -646,6 +650,10 @@ def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.Monke
             plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
             assert any("INDEX" in step for step in plan), (statement, plan)
             assert "SCAN episodes" not in plan, (statement, plan)
+            if "token = 'ann'" in statement:
+                # Not by what other tokens' episodes have as well.
+                used = " ".join(plan)
+                assert any(key in used for key in ("(token=?", "(public_id=?", "branches_by_")), plan
             if "GROUP BY branch_of" in statement or " ORDER BY reward" in statement:
                 assert any("INDEX branches_by_" in step for step in plan), (statement, plan)
                 assert not any("TEMP B-TREE" in step for step in plan), (statement, plan)

@@ -147,6 +147,28 @@ async def test_a_bounded_number_of_browsers_gets_events(
     await events.aclose()
 
 
+async def test_one_token_does_not_take_all_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "MAX_OWN_STREAMS", 1)
+    names = ("ann", "ben")
+    lines = [f"{name} {hashlib.sha256(name.encode()).hexdigest()} controller" for name in names]
+    (tmp_path / "tokens").write_text("\n".join(lines))
+    tokens = Tokens.read(tmp_path / "tokens")
+    async with (
+        serving(tmp_path / "state", provider="host", page=True, tokens=tokens) as served,
+        httpx2.AsyncClient(base_url=served.url, headers={**HTML, **OWN}) as ann,
+        httpx2.AsyncClient(base_url=served.url, headers={**HTML, **OWN}) as ben,
+    ):
+        await sign_in(ann, "ann")
+        await sign_in(ben, "ben")
+        events = snapshots(ann)
+        await anext(events)
+        assert (await ann.get("/page/live")).status_code == 503
+        others = snapshots(ben)
+        assert await anext(others)
+        for each in (events, others):
+            await each.aclose()
+
+
 async def test_a_live_episode_is_ended_when_that_was_confirmed(
     served: Served, person: httpx2.AsyncClient, episode: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+import socket
+from contextlib import ExitStack, suppress
 
 import anyio
 import pytest
 
 from decathlon_mcp.errors import DriverError
-from tests.preload.conftest import STATE, Machine
+from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from tests.preload.conftest import STATE, Machine, spec_of
 
 pytestmark = pytest.mark.anyio
 
@@ -211,3 +213,27 @@ async def test_servers_start_by_themselves_while_a_preloader_is_dead(machine: Ma
     async with machine.sandbox(STATE) as (_, driver):
         await driver.start(["state"], deadline_seconds=60)
     assert not machine.preloads.cold
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+async def test_a_descriptor_of_another_kind_lets_no_program_run_outside(machine: Machine, kind: str) -> None:
+    """A driver in the agent's hands sends what is no channel: the fork ran its program where it was."""
+    spec = spec_of("reader", "-m", "json.tool")
+    process = await machine.preload(spec)
+    children = anyio.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    async with machine.sandbox(spec) as (sandbox, _):
+        requests = machine.preloads.channel(sandbox)
+        assert requests is not None
+        with requests, ExitStack() as stack:
+            if kind == "pipe":
+                descriptor, end = os.pipe()
+                stack.callback(os.close, end)
+                stack.callback(os.close, descriptor)
+            else:
+                descriptor = stack.enter_context(closing_descriptor(os.memfd_create("file")))
+            socket.send_fds(requests, [b"reader"], [descriptor])
+            with anyio.fail_after(30):
+                while not await children.read_text():  # noqa: ASYNC110  (there is no event for it)
+                    await anyio.sleep(0.001)
+                while await children.read_text():  # noqa: ASYNC110
+                    await anyio.sleep(0.05)

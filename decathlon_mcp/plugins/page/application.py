@@ -43,7 +43,14 @@ from decathlon_mcp.plugins.page.access import (
 from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
 from decathlon_mcp.plugins.page.episodes import compare_episodes
-from decathlon_mcp.plugins.page.live import MAX_STREAMS, LiveFeed, LiveQuery, LiveResponse, RegistryLive
+from decathlon_mcp.plugins.page.live import (
+    MAX_OWN_STREAMS,
+    MAX_STREAMS,
+    LiveFeed,
+    LiveQuery,
+    LiveResponse,
+    RegistryLive,
+)
 from decathlon_mcp.plugins.page.play_pages import PlayPages
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
 from decathlon_mcp.plugins.page.site import Site, Visit, read_short_form
@@ -246,8 +253,10 @@ def live_events(site: Site) -> Callable[[Request], Awaitable[Response]]:
             return Response("Present the key or a token first.", 401, media_type="text/plain")
         if site.live is None:
             return Response("There is no server here.", 404, media_type="text/plain")
-        if site.live.streams >= MAX_STREAMS:
-            return Response(f"{MAX_STREAMS} browsers look already.", 503, media_type="text/plain")
+        owner, streams = viewer.owner, site.live.streams
+        is_full = owner is not None and streams[owner] >= MAX_OWN_STREAMS
+        if is_full or streams.total() >= MAX_STREAMS:
+            return Response("Too many browsers look already.", 503, media_type="text/plain")
         query = LiveQuery(viewer.owner, request.query_params.get("episode"))
         return LiveResponse(site.live, query, lambda: site.sessions.viewer(request) is not None)
 

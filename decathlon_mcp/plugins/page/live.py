@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -22,6 +23,8 @@ SNAPSHOT_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
 """A stream without a change sends an empty line this often, so that its loss is noticed."""
 MAX_STREAMS = 64
+MAX_OWN_STREAMS = 16
+"""Of these, those of one token."""
 MAX_LIVE_ROWS = 1_000
 """Episodes that one viewer is shown; the counts are of all."""
 
@@ -138,7 +141,8 @@ class LiveFeed:
 
     server: LiveServer
     clock: Callable[[], float] = monotonic
-    streams: int = 0
+    streams: Counter[str | None] = field(default_factory=Counter["str | None"])
+    """How many viewers of each owner have one."""
     _newest: Snapshot | None = None
     _made_at: float = 0.0
     _encoded: dict[LiveQuery, bytes] = field(default_factory=dict["LiveQuery", bytes])
@@ -198,14 +202,14 @@ class LiveResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._feed.streams += 1
+        self._feed.streams[self._query.owner] += 1
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
                 await self._feed.send_events(self._query, self._is_open, send)
                 tasks.cancel_scope.cancel()
         finally:
-            self._feed.streams -= 1
+            self._feed.streams[self._query.owner] -= 1
 
 
 async def _until_disconnected(receive: Receive, scope: anyio.CancelScope) -> None:

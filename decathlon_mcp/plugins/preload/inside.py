@@ -177,11 +177,15 @@ def serve(control: Any, fork: Fork) -> None:
         message, descriptors = receive(control, 256)
         if not message:
             os._exit(0)
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = -1  # its driver sees the channel end
+        if pid == 0:
             control.close()
             fork.become_server(message, descriptors)
             return
-        living += 1
+        living += pid > 0
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -594,7 +598,12 @@ class Watch:
 
 
 if __name__ == "sitecustomize":
-    run(CONFIG)
+    try:
+        run(CONFIG)
+    except BaseException:
+        # The interpreter would go on, and run the server's program here, outside of all sandboxes.
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
     if "sitecustomize" in sys.modules and sys.modules["sitecustomize"].__dict__.get("CONFIG") is CONFIG:
         # As if there were none.
         raise ImportError("No module named 'sitecustomize'", name="sitecustomize")
