@@ -334,9 +334,9 @@ SUBJECTS = (
         "mcp-server-tree-sitter",
         ("mcp-server-tree-sitter",),
         (
-            ("register_project_tool", {"path": _file("repository"), "name": "a"}),
-            ("list_files", {"project": "a"}),
-            ("get_node_types", {"language": "nothing"}),
+            ("get_node_types", {"language": "python"}),
+            ("list_files", {"project": "nothing"}),
+            ("analyze_complexity", {}),
         ),
     ),
     Subject(

@@ -224,6 +224,9 @@ async def forked_cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
             assert not cold
             yield agent
 
-    with patch.object(preloads, "note", lambda *reason: cold.append(reason)):
+    def note(server: str, reason: str) -> None:
+        cold.append((server, reason))
+
+    with patch.object(preloads, "note", note):
         async with cheat_server(served) as server:
             yield replace(server, open=open_fork)

@@ -57,7 +57,8 @@ async def isolated_cheat_server(
 ) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     suite = forked_suite(tmp_path_factory.mktemp("suite")) if provider == "forks" else SUITE
-    settings = {"suite": (suite,), "image": image, **provider_settings(provider), **LOW_LIMITS}
+    settings: dict[str, Any] = {"suite": (suite,), "image": image}
+    settings |= {**provider_settings(provider), **LOW_LIMITS}
     async with (
         serving(state, **settings) as served,
         forked_cheat_server(served) if provider == "forks" else cheat_server(served) as server,

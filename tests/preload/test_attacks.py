@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import DriverError
+from decathlon_mcp.sandboxes.host.processes import read_children
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from tests.preload.conftest import STATE, Machine, spec_of
 
@@ -194,6 +195,26 @@ async def test_a_fork_that_is_stopped_half_way_gives_nothing_away(machine: Machi
     half_way = [line for line in lines if "argument" not in line and not line.endswith("True ")]
     assert half_way
     assert [line for line in half_way if not line.startswith("[] {'0000000000000000'} True")] == []
+
+
+async def test_a_fork_that_stays_stopped_ends_with_its_sandbox(machine: Machine) -> None:
+    """Outside, a process waits for the one that was stopped inside."""
+    process = await machine.preload(STATE)
+    stopped: list[str] = []
+    async with machine.sandbox(STATE) as (_, driver), anyio.create_task_group() as tasks:
+
+        async def attack() -> None:
+            command = ["python3", "-c", STOPPING.replace("os.kill(pid, signal.SIGKILL)", "pass")]
+            stopped.extend((await driver.run(command, cwd="/tmp", timeout_seconds=60)).stdout.splitlines())
+
+        tasks.start_soon(attack)
+        while not stopped:
+            with anyio.move_on_after(1.5), suppress(DriverError):
+                await driver.start(["state"], deadline_seconds=30, again=True)
+        assert stopped[1:]
+    with anyio.fail_after(30):
+        while read_children(process.pid):  # noqa: ASYNC110  (nothing else says it)
+            await anyio.sleep(0.05)
 
 
 async def test_servers_start_by_themselves_while_a_preloader_is_dead(machine: Machine) -> None:

@@ -29,10 +29,15 @@ MAX_CHECKS = 25
 LOOK_SECONDS = 30.0
 """How long the program's Python may look for its distributions; it takes half a second on an idle machine."""
 _VERSION = 1
-# Of names on stdin, those of modules in packages of distributions, but the server's own; and the path.
+# Of names on stdin, those of modules in packages of distributions, but the server's own; and the path, for
+# which the packages, which take half a second, need not be found.
 _SELECT = """
-import importlib.metadata, importlib.util, json, sys, sysconfig
+import json, sys
 own, names = json.load(sys.stdin)
+if not names:
+    print(json.dumps([[], sys.path]))
+    sys.exit()
+import importlib.metadata, importlib.util
 folders = tuple({f"{p}/" for p in sys.path if p.endswith(("site-packages", "dist-packages"))})
 of = importlib.metadata.packages_distributions()
 mine = {d for top in own for d in of.get(top, ())}

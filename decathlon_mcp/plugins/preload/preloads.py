@@ -86,6 +86,7 @@ class Kind:
     program: Program
     files: RootFiles
     script: Path | None
+    """The program's script on this machine, if it is the suite's."""
     process: Preloader | None = None
     """From which its servers are forked."""
     is_learning: bool = False
@@ -94,6 +95,11 @@ class Kind:
     restarts: int = 0
     changed: anyio.Event = field(default_factory=anyio.Event)
     """Set, and replaced, when one of these changes."""
+
+    @property
+    def key(self) -> str:
+        """Identifies the program, and whose script it is: suites may have different ones with a name."""
+        return self.program.key if self.script is None else f"{self.program.key} {self.script}"
 
     def change(self) -> None:
         self.changed.set()
@@ -220,14 +226,15 @@ class Preloads(EpisodeHooks):
         files = sandbox.files
         merged = sandbox.spec.merge_pages
         program = await to_thread.run_sync(partial(program_of, spec, files, merged=merged))
-        kind = self.kinds.get(program.key)
+        script = None
+        if program.script and PurePosixPath(program.script).is_relative_to(sandbox.root):
+            script = suite.path / PurePosixPath(program.script).relative_to(sandbox.root)
+        asked = Kind(program, files, script)
+        kind = self.kinds.get(asked.key)
         if kind is None:
             if len(self.kinds) >= MAX_PRELOADERS:
                 raise NotPythonError(f"there are {MAX_PRELOADERS} preloaders")
-            script = None
-            if program.script and PurePosixPath(program.script).is_relative_to(sandbox.root):
-                script = suite.path / PurePosixPath(program.script).relative_to(sandbox.root)
-            kind = self.kinds[program.key] = Kind(program, files, script)
+            kind = self.kinds[asked.key] = asked
             kind.is_learning = True
             assert self._tasks is not None
             # Not for this request alone, which may end before.
@@ -240,7 +247,7 @@ class Preloads(EpisodeHooks):
         """Preload what was learnt before."""
         try:
             digest = await self._digest(kind)
-            if (libraries := self._kept.get(kind.program.key, digest)) is not None:
+            if (libraries := self._kept.get(kind.key, digest)) is not None:
                 await self.preload(kind, libraries)
         except (OSError, PreloaderError, DecathlonError) as error:
             self._fail(kind, server, str(error))
@@ -300,7 +307,7 @@ class Preloads(EpisodeHooks):
             libraries, left_out = await find_libraries(kind.program, kind.files, digest, imported)
             for name, reason in left_out.items():
                 log.info("A library is not preloaded", extra=fields(server=server, library=name, why=reason))
-            await to_thread.run_sync(self._kept.keep, kind.program.key, libraries)
+            await to_thread.run_sync(self._kept.keep, kind.key, libraries)
             await self.preload(kind, libraries)
         except (OSError, PreloaderError, DecathlonError) as error:
             self._fail(kind, server, str(error))
