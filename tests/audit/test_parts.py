@@ -99,9 +99,8 @@ def test_answers_are_what_nobody_can_know() -> None:
     suite = load_suite(str(SUITE), "en")
     answers = read_answers(suite, suite.task("leaky"), "Write into `answer.txt` how the story ends.")
     assert answers.outputs == ("answer.txt",)
-    assert answers.seen_in("… the 7th of the 9 lamps in the harbour is the green one …") == (
-        "the ground truth's answer.txt"
-    )
+    seen = answers.seen_in("… the 7th of the 9 lamps in the harbour is the green one …")
+    assert seen == "the ground truth's answer.txt: 'the 7th of the 9 lamps in the ha'"
     assert answers.seen_in("It was dark. Nine lamps, three colours; count them yourself.") is None
 
 

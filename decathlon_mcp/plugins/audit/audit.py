@@ -31,7 +31,15 @@ from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
 from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
 from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
 from decathlon_mcp.plugins.audit.policies import Target
-from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, Finding, Policy, Report, TaskReport
+from decathlon_mcp.plugins.audit.report import (
+    DEFAULT_POLICIES,
+    INTERRUPTED,
+    OF_THE_SERVER,
+    Finding,
+    Policy,
+    Report,
+    TaskReport,
+)
 from decathlon_mcp.plugins.audit.steadiness import find_unsteady
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader
@@ -44,7 +52,6 @@ from decathlon_mcp.suites.tasks import Task
 MAX_OMISSIONS = 30
 """Steps of a solution that are left out one by one."""
 TOLERANCE = 1e-9
-OF_THE_SERVER = "it attacks the server, whatever the task: it was carried out at"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +214,7 @@ class _TaskAudit:
         self.report.done += 1
 
     def reported(self) -> TaskReport:
-        not_played = {f"forger {attack.name}": "the audit was interrupted" for attack in self.alone}
+        not_played = {f"forger {attack.name}": INTERRUPTED for attack in self.alone}
         return TaskReport(
             task=self.name,
             findings=tuple(self.findings),

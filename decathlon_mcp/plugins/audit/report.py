@@ -25,6 +25,9 @@ DEFAULT_POLICIES: tuple[Policy, ...] = POLICIES[:-1]
 BAR_WIDTH, LINE_WIDTH = 20, 100
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
+OF_THE_SERVER = "it attacks the server, whatever the task: it was carried out at"
+INTERRUPTED = "the audit was interrupted"
+"""Reasons why an attack was not carried out at a task."""
 SOUND, NOT_CHECKABLE = "sound", "not checkable here"
 KINDS = (
     "pays for nothing",
@@ -155,10 +158,13 @@ class Report:
             return "; ".join(finding.what for finding in task.findings[:3])
         if task.unplayable:
             return task.unplayable
-        forgers = [name for name in task.skipped if name.startswith("forger ")]
+        forgers = {name: why for name, why in task.skipped.items() if name.startswith("forger ")}
+        interrupted = sum(why == INTERRUPTED for why in forgers.values())
+        unfit = sum(not why.startswith((INTERRUPTED, OF_THE_SERVER)) for why in forgers.values())
         rest = [f"{name} ({why})" for name, why in task.skipped.items() if name not in forgers]
         played = f"{len(task.rewards)} attempts"
-        missing = [f"{len(forgers)} attacks do not fit its tools"] if forgers else []
+        missing = [f"{unfit} attacks do not fit its tools"] if unfit else []
+        missing += [f"{interrupted} attacks were not carried out: {INTERRUPTED}"] if interrupted else []
         unchecked = [f"not checked: {', '.join(rest)}"] if rest else []
         return "; ".join([played, *missing, *unchecked])
 
@@ -168,7 +174,7 @@ class Report:
             case "unsteady":
                 words = f"audit {task} --policies oracle --policies steadiness"
             case "leaks":
-                return f"{this_command()} show {finding.episode}{self.state}"
+                words = f"audit {task} --policies random --policies leaks"
             case _:
                 words = f"replay {finding.episode} --claim"
         return f"{this_command()} {words}{self.again}{self.state}"
