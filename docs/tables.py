@@ -249,6 +249,8 @@ def fidelity() -> str:
 def audit_table(release: str) -> str:
     """What audits found at the tasks of a release."""
     tasks = audits.read().get(release, {})
+    if not tasks:
+        return "Not audited yet."
     counts = Counter(task.verdict for task in tasks.values())
     played = sorted({(task.revision, task.date) for task in tasks.values()})
     when = ", ".join(f"`{revision}` on {day}" for revision, day in played)
@@ -259,6 +261,7 @@ def audit_table(release: str) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "audit-before": partial(audit_table, "before"),
     "audit-gym": partial(audit_table, "gym"),
+    "audit-starter": partial(audit_table, "starter"),
     "audit-verified": partial(audit_table, "verified"),
     "fidelity": fidelity,
     "settings": settings,

@@ -1,6 +1,7 @@
 """Puts what `decathlon-mcp audit --json` found at Toolathlon's tasks into `benchmarks/results/audit.json`.
 
     python -m tools.fidelity.audits CHECKOUT AUDIT.json [AUDIT.json ...]
+    python -m tools.fidelity.audits decathlon_mcp/starter/suite AUDIT.json --release starter
 
 A later file replaces what an earlier one has of the same task, and all of them what the results have of it.
 `docs/tables.py` writes docs/results/audit.md from the results.
@@ -20,12 +21,12 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from decathlon_mcp.plugins.audit.attacks import attacks
-from decathlon_mcp.plugins.audit.report import INTERRUPTED, KINDS, OF_THE_SERVER
+from decathlon_mcp.plugins.audit.report import INTERRUPTED, OF_THE_SERVER, VERDICTS
 from decathlon_mcp.suites.loading import load_suite
 from tools.fidelity.results import REVISION_CHARACTERS, release_of
 
 FILE = Path(__file__).parents[2] / "benchmarks/results/audit.json"
-HEAD = ("task", "verdict", "what was found", "attempts", "attacks", "not checked", "empty attempt, s")
+HEAD = ("task", "verdict", "what was found", "attempts", "attacks", "remarks", "empty attempt, s")
 _ALONE = "forger "
 
 
@@ -39,6 +40,7 @@ class AuditedTask(BaseModel):
     attempts: int
     attacks: dict[str, int]
     not_checked: dict[str, str]
+    notes: list[str]
     seconds: float | None
 
 
@@ -66,6 +68,7 @@ def audited(task: Mapping[str, Any], revision: str) -> AuditedTask:
         attempts=len(task["rewards"]),
         attacks=dict(sorted(became.items())),
         not_checked={name: why for name, why in not_checked.items() if not name.startswith(_ALONE)},
+        notes=task["notes"],
         seconds=None if cost is None else round(cost["grading_seconds"], 1),
     )
 
@@ -78,18 +81,18 @@ def _what_became(reason: str) -> str:
 
 def rows(release: Mapping[str, AuditedTask]) -> Iterator[tuple[str, ...]]:
     """The rows of a release's table, failures first."""
-    order = [*KINDS, "sound"]
-    for name, task in sorted(release.items(), key=lambda item: (order.index(item[1].verdict), item[0])):
+    for name, task in sorted(release.items(), key=lambda item: (VERDICTS.index(item[1].verdict), item[0])):
         became = [
             f"{count} {what}" for what, count in task.attacks.items() if what in ("carried out", "no time")
         ]
+        remarks = [*task.notes, *(f"{name} not checked: {why}" for name, why in task.not_checked.items())]
         yield (
             f"`{name}`",
             task.verdict,
             "; ".join(task.findings) or "–",
             str(task.attempts),
             ", ".join(became),
-            "; ".join(task.not_checked) or "–",
+            "; ".join(remarks) or "–",
             "–" if task.seconds is None else f"{task.seconds:g}",
         )
 
@@ -102,12 +105,13 @@ def main() -> int:
     )
     parser.add_argument("checkout", type=Path)
     parser.add_argument("files", nargs="+", type=Path, metavar="AUDIT.json")
+    parser.add_argument("--release", help="name of the results [the checkout's release]")
     parser.add_argument("--revision", help="commit of the checkout, if that is a copy without history")
     arguments = parser.parse_args()
     suite = load_suite(str(arguments.checkout))
     revision = (arguments.revision or suite.revision)[:REVISION_CHARACTERS]
     audits = read()
-    release = audits.setdefault(release_of(suite), {})
+    release = audits.setdefault(arguments.release or release_of(suite), {})
     for file in arguments.files:
         tasks: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["tasks"]
         release |= {task["task"]: audited(task, revision) for task in tasks if not task["unplayable"]}

@@ -28,7 +28,7 @@ LINE_SECONDS = 10.0
 OF_THE_SERVER = "it attacks the server, whatever the task: it was carried out at"
 INTERRUPTED = "the audit was interrupted"
 """Reasons why an attack was not carried out at a task."""
-SOUND, NOT_CHECKABLE = "sound", "not checkable here"
+SOUND, SO_FAR, NOT_CHECKABLE = "sound", "sound so far", "not checkable here"
 KINDS = (
     "pays for nothing",
     "can be forged",
@@ -38,6 +38,8 @@ KINDS = (
     "leaks",
 )
 """Kinds of findings; the first that a task has is its verdict."""
+VERDICTS = (*KINDS, NOT_CHECKABLE, SO_FAR, SOUND)
+"""In the order of the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class TaskReport:
     def verdict(self) -> str:
         kinds = {finding.kind for finding in self.findings}
         found = next((kind for kind in KINDS if kind in kinds), None)
-        return found or (NOT_CHECKABLE if self.unplayable else SOUND)
+        if found or self.unplayable:
+            return found or NOT_CHECKABLE
+        return SO_FAR if INTERRUPTED in self.skipped.values() else SOUND
 
     def to_json(self, command: Callable[[Finding], str]) -> JsonObject:
         """`command`: makes the command that shows a finding."""
@@ -134,7 +138,7 @@ class Report:
         """Print the tables; 1 if a task has a finding, else 0. Raises OSError."""
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
-        ordered = sorted(self.tasks, key=lambda task: (_rank(task.verdict), task.task))
+        ordered = sorted(self.tasks, key=lambda task: (VERDICTS.index(task.verdict), task.task))
         print_table(
             ("task", "verdict", "why"),
             [[task.task, task.verdict, self._why(task)] for task in ordered],
@@ -164,7 +168,7 @@ class Report:
         rest = [f"{name} ({why})" for name, why in task.skipped.items() if name not in forgers]
         played = f"{len(task.rewards)} attempts"
         missing = [f"{unfit} attacks do not fit its tools"] if unfit else []
-        missing += [f"{interrupted} attacks were not carried out: {INTERRUPTED}"] if interrupted else []
+        missing += [f"attacks not carried out: {interrupted} ({INTERRUPTED})"] if interrupted else []
         unchecked = [f"not checked: {', '.join(rest)}"] if rest else []
         return "; ".join([played, *missing, *unchecked])
 
@@ -178,7 +182,3 @@ class Report:
             case _:
                 words = f"replay {finding.episode} --claim"
         return f"{this_command()} {words}{self.again}{self.state}"
-
-
-def _rank(verdict: str) -> int:
-    return KINDS.index(verdict) if verdict in KINDS else len(KINDS) + (verdict == SOUND)
