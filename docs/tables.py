@@ -13,8 +13,10 @@ import inspect
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cyclopts.docs.markdown import generate_markdown_docs
@@ -35,6 +37,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.suite import Suite
+from tools.fidelity import audits
 from tools.fidelity.calls import ATTEMPTS
 from tools.fidelity.results import NOT_PLAYED, read
 from tools.fidelity.solutions import SOLUTIONS
@@ -243,7 +246,23 @@ def fidelity() -> str:
     return "\n\n".join(parts)
 
 
+def audit_table(release: str) -> str:
+    """What audits found at the tasks of a release."""
+    tasks = audits.read().get(release, {})
+    if not tasks:
+        return "Not audited yet."
+    counts = Counter(task.verdict for task in tasks.values())
+    played = sorted({(task.revision, task.date) for task in tasks.values()})
+    when = ", ".join(f"`{revision}` on {day}" for revision, day in played)
+    found = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    return f"{len(tasks)} tasks: {found}. Commit {when}.\n\n{table(audits.HEAD, audits.rows(tasks))}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "audit-before": partial(audit_table, "before"),
+    "audit-gym": partial(audit_table, "gym"),
+    "audit-starter": partial(audit_table, "starter"),
+    "audit-verified": partial(audit_table, "verified"),
     "fidelity": fidelity,
     "settings": settings,
     "errors": errors,

@@ -20,7 +20,7 @@ from decathlon_mcp.plugins.audit.attacks import attacks
 from decathlon_mcp.plugins.audit.attempts import read_stored
 from decathlon_mcp.plugins.audit.audit import AuditOptions
 from decathlon_mcp.plugins.audit.audit import audit as run_audit
-from decathlon_mcp.plugins.audit.report import POLICIES, Report
+from decathlon_mcp.plugins.audit.report import OF_THE_SERVER, POLICIES, Report
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
 from tests.web.test_end_to_end import ARXIV, STAND_IN
@@ -248,3 +248,19 @@ async def test_without_one_defence_exactly_its_attacks_earn(
     found = {name for name in SOME if any(f"({name})" in what for what in whats)}
     assert found == attacks_, (report["findings"], capsys.readouterr().out)
     assert {finding["kind"] for finding in report["findings"]} == {kind}
+
+
+@pytest.mark.anyio
+async def test_an_attack_on_the_server_is_carried_out_at_one_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = tuple(attack for attack in attacks() if attack.name in ("too-deep", "special-folder"))
+    monkeypatch.setattr("decathlon_mcp.plugins.audit.audit.attacks", lambda: some)
+    settings = read_settings({"suite": (str(SUITE),), "state": tmp_path / "state", "provider": "host"})
+    options = AuditOptions(tasks=("sound-shell", "repositories"), policies=("forgers",))
+    assert await run_audit(settings, options, Report("", "", tmp_path / "audit.json")) == 0
+    document = json.loads((tmp_path / "audit.json").read_text())
+    found = {task["task"]: task for task in document["tasks"]}
+    assert {"forger too-deep", "forger special-folder"} <= found["sound-shell"]["rewards"].keys()
+    assert "forger special-folder" in found["repositories"]["rewards"]
+    assert found["repositories"]["not_checked"] == {"forger too-deep": f"{OF_THE_SERVER} sound-shell"}

@@ -21,6 +21,7 @@ from decathlon_mcp.plugins.audit.abilities import (
 )
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import attack_file, attacks, shell_command
+from decathlon_mcp.plugins.audit.report import INTERRUPTED, Report, TaskReport
 from decathlon_mcp.suites.loading import load_suite
 
 SUITE = Path(__file__).parent / "suite"
@@ -99,9 +100,8 @@ def test_answers_are_what_nobody_can_know() -> None:
     suite = load_suite(str(SUITE), "en")
     answers = read_answers(suite, suite.task("leaky"), "Write into `answer.txt` how the story ends.")
     assert answers.outputs == ("answer.txt",)
-    assert answers.seen_in("… the 7th of the 9 lamps in the harbour is the green one …") == (
-        "the ground truth's answer.txt"
-    )
+    seen = answers.seen_in("… the 7th of the 9 lamps in the harbour is the green one …")
+    assert seen == "the ground truth's answer.txt: 'the 7th of the 9 lamps in the ha'"
     assert answers.seen_in("It was dark. Nine lamps, three colours; count them yourself.") is None
 
 
@@ -145,3 +145,16 @@ def test_the_digest_of_a_file_that_is_there_is_no_answer(tmp_path: Path) -> None
     (task / "groundtruth_workspace/answer.txt").write_text(hashlib.sha256(story).hexdigest())
     suite = load_suite(str(tmp_path / "suite"), "en")
     assert not read_answers(suite, suite.task("leaky"), "").parts
+
+
+def test_a_task_whose_attacks_were_interrupted_is_sound_so_far(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [
+        TaskReport(
+            task=name, findings=(), skipped=skipped, notes=(), rewards={"null": 0.0, "reads": 0.0}, cost=None
+        )
+        for name, skipped in (("a", {}), ("b", {"forger too-deep": INTERRUPTED}))
+    ]
+    assert Report("", "", None, tasks).finish() == 0
+    b, a, *_ = capsys.readouterr().out.splitlines()
+    assert a == "a\tsound\t2 attempts"
+    assert b == f"b\tsound so far\t2 attempts; attacks not carried out: 1 ({INTERRUPTED})"

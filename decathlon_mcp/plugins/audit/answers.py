@@ -24,6 +24,8 @@ PARTS_OF_A_FILE = 24
 MAX_FILES, MAX_BYTES = 400, 4 << 20
 """Files of a folder that are read, and what is read of each."""
 MIN_CONSTANT = 16
+QUOTED = 60
+"""Characters of an answer that a finding quotes."""
 _FILE_NAME = re.compile(r"[\w\-]{1,60}(?:/[\w\-]{1,60}){0,3}\.[A-Za-z0-9]{1,5}")
 _PROGRAMS = "--exclude-dir=.venv --exclude-dir=site-packages --exclude-dir=node_modules"
 """Folders of installed programs, which are not searched."""
@@ -60,8 +62,9 @@ class Answers:
         return [part for part in self.parts if part not in self.shared]
 
     def seen_in(self, text: str) -> str | None:
-        """Where the answer stands that a text contains; None if it contains none."""
-        return next((where for part, where in self.parts.items() if part in text), None)
+        """Which answer a text contains, and where it stands; None if it contains none."""
+        seen = (f"{where}: {part[:QUOTED]!r}" for part, where in self.parts.items() if part in text)
+        return next(seen, None)
 
 
 def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:

@@ -31,7 +31,15 @@ from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
 from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
 from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
 from decathlon_mcp.plugins.audit.policies import Target
-from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, Finding, Policy, Report, TaskReport
+from decathlon_mcp.plugins.audit.report import (
+    DEFAULT_POLICIES,
+    INTERRUPTED,
+    OF_THE_SERVER,
+    Finding,
+    Policy,
+    Report,
+    TaskReport,
+)
 from decathlon_mcp.plugins.audit.steadiness import find_unsteady
 from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader
@@ -44,7 +52,6 @@ from decathlon_mcp.suites.tasks import Task
 MAX_OMISSIONS = 30
 """Steps of a solution that are left out one by one."""
 TOLERANCE = 1e-9
-OF_THE_SERVER = "it attacks the server, whatever the task: it was carried out at"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,15 +146,15 @@ class _Audit:
         """
         async with anyio.create_task_group() as group:
             for attack in attacks():
-                played_at = ""
+                first: _TaskAudit | None = None
                 for each in self.tasks:
                     if attack not in each.alone:
                         continue
-                    if attack.server and played_at and not each.task.in_place:
+                    if attack.server and first is not None and not each.task.in_place:
                         each.alone.remove(attack)
-                        each.skipped[f"forger {attack.name}"] = f"{OF_THE_SERVER} {played_at}"
+                        each.elsewhere.append((attack, first))
                         continue
-                    played_at = played_at or each.name
+                    first = first or each
                     self.report.steps += 1
                     group.start_soon(each.forge_alone, attack)
 
@@ -173,6 +180,8 @@ class _TaskAudit:
     abilities: Abilities = field(default_factory=Abilities)
     alone: list[Attack] = field(default_factory=list[Attack])
     """Attacks that are still to be carried out, each in an attempt of its own."""
+    elsewhere: list[tuple[Attack, _TaskAudit]] = field(default_factory=list["tuple[Attack, _TaskAudit]"])
+    """Attacks on the server, each with the task at which it is carried out."""
     unplayable: str = ""
     is_finished: bool = False
     """Whether all was tried but the attacks in `alone`."""
@@ -207,7 +216,10 @@ class _TaskAudit:
         self.report.done += 1
 
     def reported(self) -> TaskReport:
-        not_played = {f"forger {attack.name}": "the audit was interrupted" for attack in self.alone}
+        not_played = {f"forger {attack.name}": INTERRUPTED for attack in self.alone}
+        for attack, other in self.elsewhere:
+            why = INTERRUPTED if attack in other.alone else f"{OF_THE_SERVER} {other.name}"
+            not_played[f"forger {attack.name}"] = why
         return TaskReport(
             task=self.name,
             findings=tuple(self.findings),

@@ -25,7 +25,10 @@ DEFAULT_POLICIES: tuple[Policy, ...] = POLICIES[:-1]
 BAR_WIDTH, LINE_WIDTH = 20, 100
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
-SOUND, NOT_CHECKABLE = "sound", "not checkable here"
+OF_THE_SERVER = "it attacks the server, whatever the task: it was carried out at"
+INTERRUPTED = "the audit was interrupted"
+"""Reasons why an attack was not carried out at a task."""
+SOUND, SO_FAR, NOT_CHECKABLE = "sound", "sound so far", "not checkable here"
 KINDS = (
     "pays for nothing",
     "can be forged",
@@ -35,6 +38,8 @@ KINDS = (
     "leaks",
 )
 """Kinds of findings; the first that a task has is its verdict."""
+VERDICTS = (*KINDS, NOT_CHECKABLE, SO_FAR, SOUND)
+"""In the order of the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,9 @@ class TaskReport:
     def verdict(self) -> str:
         kinds = {finding.kind for finding in self.findings}
         found = next((kind for kind in KINDS if kind in kinds), None)
-        return found or (NOT_CHECKABLE if self.unplayable else SOUND)
+        if found or self.unplayable:
+            return found or NOT_CHECKABLE
+        return SO_FAR if INTERRUPTED in self.skipped.values() else SOUND
 
     def to_json(self, command: Callable[[Finding], str]) -> JsonObject:
         """`command`: makes the command that shows a finding."""
@@ -131,7 +138,7 @@ class Report:
         """Print the tables; 1 if a task has a finding, else 0. Raises OSError."""
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
-        ordered = sorted(self.tasks, key=lambda task: (_rank(task.verdict), task.task))
+        ordered = sorted(self.tasks, key=lambda task: (VERDICTS.index(task.verdict), task.task))
         print_table(
             ("task", "verdict", "why"),
             [[task.task, task.verdict, self._why(task)] for task in ordered],
@@ -155,10 +162,13 @@ class Report:
             return "; ".join(finding.what for finding in task.findings[:3])
         if task.unplayable:
             return task.unplayable
-        forgers = [name for name in task.skipped if name.startswith("forger ")]
+        forgers = {name: why for name, why in task.skipped.items() if name.startswith("forger ")}
+        interrupted = sum(why == INTERRUPTED for why in forgers.values())
+        unfit = sum(not why.startswith((INTERRUPTED, OF_THE_SERVER)) for why in forgers.values())
         rest = [f"{name} ({why})" for name, why in task.skipped.items() if name not in forgers]
         played = f"{len(task.rewards)} attempts"
-        missing = [f"{len(forgers)} attacks do not fit its tools"] if forgers else []
+        missing = [f"{unfit} attacks do not fit its tools"] if unfit else []
+        missing += [f"attacks not carried out: {interrupted} ({INTERRUPTED})"] if interrupted else []
         unchecked = [f"not checked: {', '.join(rest)}"] if rest else []
         return "; ".join([played, *missing, *unchecked])
 
@@ -168,11 +178,7 @@ class Report:
             case "unsteady":
                 words = f"audit {task} --policies oracle --policies steadiness"
             case "leaks":
-                return f"{this_command()} show {finding.episode}{self.state}"
+                words = f"audit {task} --policies random --policies leaks"
             case _:
                 words = f"replay {finding.episode} --claim"
         return f"{this_command()} {words}{self.again}{self.state}"
-
-
-def _rank(verdict: str) -> int:
-    return KINDS.index(verdict) if verdict in KINDS else len(KINDS) + (verdict == SOUND)
