@@ -31,6 +31,10 @@ CONNECT_SECONDS = 30.0
 """How long a server may take to accept a connection: hundreds of clients may connect at once."""
 CANCEL_SECONDS = 5.0
 """How long telling the server about a cancelled request may take."""
+MAX_MESSAGE_BYTES = 64 << 20
+"""Longest body, or event of a stream, that is taken. A list of two thousand tasks with prompts has 20 MB."""
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
+"""Headers of all requests: what is compressed could be of any length when it is read."""
 END_SECONDS = 0.1
 """How long a stream that is closed may take to its end."""
 CLOSED_STREAM_ERRORS = (anyio.ClosedResourceError, anyio.BrokenResourceError)
@@ -193,12 +197,13 @@ def http_client(headers: dict[str, str]) -> httpx.AsyncClient:
 def _options(headers: dict[str, str]) -> dict[str, Any]:
     # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
     return {
-        "headers": {**LARGE_EVENTS, **headers},
+        "headers": {**UNCOMPRESSED, **LARGE_EVENTS, **headers},
         "mounts": DIRECT,
         "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
         "limits": httpx.Limits(max_connections=None),
         "verify": _certificates(),
         "follow_redirects": True,
+        "event_hooks": {"response": [bound_response]},
     }
 
 
@@ -254,6 +259,46 @@ def _is_answered(request: httpx.Request) -> bool:
         message = as_object(json.loads(request.content)) or {}
         return "method" in message and "id" in message
     return request.method != "DELETE"
+
+
+async def bound_response(response: httpx.Response) -> None:
+    """Let reading the body of a response fail once a message in it is too long.
+
+    Raises httpx.RemoteProtocolError for one that is compressed.
+    """
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        await response.aclose()
+        raise httpx.RemoteProtocolError("the server's response is compressed, which it was asked not to be")
+    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    response.stream = _BoundedStream(cast("httpx.AsyncByteStream", response.stream), has_events=is_stream)
+
+
+class _BoundedStream(httpx.AsyncByteStream):
+    """A body that fails after MAX_MESSAGE_BYTES. `has_events`: so many without the end of an event."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, *, has_events: bool) -> None:
+        self._stream = stream
+        self._has_events = has_events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size_bytes, last = 0, b""
+        async for chunk in self._stream:
+            size_bytes += len(chunk)
+            if self._has_events:
+                # An empty line; the end of a chunk may be inside of one.
+                joined = last + chunk
+                if (end := max(map(joined.rfind, _EVENT_ENDS))) >= 0:
+                    size_bytes = len(joined) - end
+                last = joined[-2:]
+            if size_bytes > MAX_MESSAGE_BYTES:
+                raise httpx.RemoteProtocolError(f"a message has more than {MAX_MESSAGE_BYTES >> 20} MiB")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+_EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n")
 
 
 class _WatchedStream(httpx.AsyncByteStream):

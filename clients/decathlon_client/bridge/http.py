@@ -16,7 +16,7 @@ from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 
 from decathlon_client.errors import ConnectionLostError
 from decathlon_client.requests import RESEND_SECONDS, ResendPolicy, Resends
-from decathlon_client.sdk import CONNECT_SECONDS, LARGE_EVENTS
+from decathlon_client.sdk import CONNECT_SECONDS, LARGE_EVENTS, UNCOMPRESSED, bound_response
 from decathlon_client.session import UNAVAILABLE
 from decathlon_client.values import DIRECT, as_object, authorization, label_headers
 
@@ -60,7 +60,8 @@ class BridgeHttpClient(httpx2.AsyncClient):
 
     def __init__(self, url: str, token: str, labels: Mapping[str, str]) -> None:
         super().__init__(
-            headers={**LARGE_EVENTS, **authorization(token), **label_headers(labels)},
+            event_hooks={"response": [bound_response]},
+            headers={**UNCOMPRESSED, **LARGE_EVENTS, **authorization(token), **label_headers(labels)},
             mounts=DIRECT,
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None),
