@@ -53,7 +53,7 @@ tests:
 types: $(VENV)/.installed-dev
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-# What `make test` runs needs neither an engine nor more than three minutes on two idle cores.
+# What `make test` runs needs no engine, and few processes.
 FAST := not docker and not slow and not long
 
 test-all: test

@@ -19,6 +19,9 @@ from decathlon_client.testing import FINAL_MESSAGE, Move, next_move, response
 JsonObject = dict[str, Any]
 Event = tuple[str, JsonObject]
 
+RECIPE = '{"temperature": 60, "catalyst": 4, "minutes": 56, "product_percent": 72.03, "peak_heat_kw": 10.66}'
+"""The answer of tune-reactor."""
+
 
 def _move(steps: Sequence[Step], done: int, names: Sequence[str]) -> Move:
     """The next move if the request is about the task; the final message for titles and the like."""

@@ -21,8 +21,7 @@ from decathlon_client.script import Step
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.plugins.agents.programs import PRESETS
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
-from tests.agents.models import JsonObject, streaming_model
-from tests.agents.scripted_agent import RECIPE
+from tests.agents.models import RECIPE, JsonObject, streaming_model
 from tests.conformance.suites import environment as node_environment
 from tests.conformance.suites import run_npm
 from tests.docs.pages import block

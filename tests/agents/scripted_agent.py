@@ -2,7 +2,7 @@
 
     python3 scripted_agent.py WORD...
 
-`solve` plays tune-reactor; `call` makes one call; `wait` never ends; `fail` exits with status 3; `post URL`
+`solve` plays find-answer; `call` makes one call; `wait` never ends; `fail` exits with status 3; `post URL`
 prints what an address answers; `list` prints what it finds on the machine; `daemon` leaves a process behind;
 `say TEXT` prints a text; `tools` lists the task's tools; `once FILE` fails if there is no such file, and
 makes it; `steal` tries to open the descriptors of the program that has started this one.
@@ -21,7 +21,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-RECIPE = '{"temperature": 60, "catalyst": 4, "minutes": 56, "product_percent": 72.03, "peak_heat_kw": 10.66}'
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 
 
@@ -83,8 +82,8 @@ def main(words: list[str]) -> int:
             client = Client(os.environ["DECATHLON_ADDRESS"])
             names = [tool["name"] for tool in client.request("tools/list", {})["tools"]]
             say("tools", sorted(names), "prompt", client.instructions == os.environ["DECATHLON_PROMPT"])
-            client.call("files__write_file", path="recipe.json", text=RECIPE)
-            say(client.call("claim_done", answer="60 degrees")["content"][0]["text"])
+            client.call("probe__write", path="answer.txt", text="42")
+            say(client.call("claim_done", answer="42")["content"][0]["text"])
         elif word == "call":
             client = Client(os.environ["DECATHLON_ADDRESS"])
             say(client.call(words.pop(0)))

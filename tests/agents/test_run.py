@@ -21,17 +21,23 @@ from typing import Any
 import pytest
 from decathlon_client.script import Step
 from decathlon_client.testing import scripted_model
+from decathlon_client.values import CLAIM
 
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.plugins.agents.programs import PRESETS
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.sandboxes.host import isolation as host_isolation
-from decathlon_mcp.starter import TEMPLATE_TASK, copy_template, oracle, suite_path
+from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from tests.probe.leftovers import processes_marked
+from tests.probe.serving import SUITE
 
 PROGRAM = Path(__file__).with_name("scripted_agent.py")
 NO_MODEL = ("--model-url", "http://127.0.0.1:9")
 """For programs that need none."""
+TASK = ("find-answer", "--suite", SUITE)
+"""Its server takes a tenth of the time of those of bundled tasks."""
+SOLUTION = (Step("probe__write", {"path": "answer.txt", "text": "42"}), Step(CLAIM, {"answer": "42"}))
+ODD = (Step("probe__odd"),)
 KEY = "sk-secret-of-a-test"
 PASSWORD = "kept-password"
 
@@ -42,16 +48,16 @@ def namespaces() -> None:
         pytest.skip(f"no namespaces here: {reason}")
 
 
-def play(*options: str, words: tuple[str, ...], tasks: tuple[str, ...] = ("tune-reactor",)) -> int:
+def play(*options: str, words: tuple[str, ...]) -> int:
     """Run the command in this process, with a script's words; returns its exit status."""
-    return run(_line((*options, "--json"), words, tasks))
+    return run(_line((*options, "--json"), words))
 
 
 def _line(
-    options: tuple[str, ...], words: tuple[str, ...], tasks: tuple[str, ...] = ("tune-reactor",)
+    options: tuple[str, ...], words: tuple[str, ...], tasks: tuple[str, ...] = ("find-answer",)
 ) -> list[str]:
     program = [sys.executable, str(PROGRAM), *words]
-    return ["run", *tasks, *options, "--show", str(PROGRAM.parent), "--", *program]
+    return ["run", *tasks, "--suite", SUITE, *options, "--show", str(PROGRAM.parent), "--", *program]
 
 
 def results(output: str) -> list[dict[str, Any]]:
@@ -130,8 +136,8 @@ def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
             words=(
                 *("environment", "say", "{prompt}|{address}|{mcp_config}", "solve"),
                 *("post", f"http://127.0.0.1:{model}/", "post", f"http://127.0.0.1:{other}/"),
-                *("post", "http://127.0.0.1:8765/", "post", "http://127.0.0.1:8765/tasks/tune-reactor/mcp"),
-                *("list", "/", "/agent/home", str(state), str(suite_path()), str(suite_path().parent)),
+                *("post", "http://127.0.0.1:8765/", "post", "http://127.0.0.1:8765/tasks/find-answer/mcp"),
+                *("list", "/", "/agent/home", str(state), SUITE, str(Path(SUITE).parent)),
             ),
         )
     assert status == 0
@@ -159,8 +165,8 @@ def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
     files = json.loads(answers[4])
     assert not {"opt", "srv", "sys", "boot"} & set(files["/"])
     assert not files.get(str(state))
-    assert not files.get(str(suite_path()))
-    assert not files.get(str(suite_path().parent))
+    assert not files.get(SUITE)
+    assert not files.get(str(Path(SUITE).parent))
     assert "the model" in notes(state)
 
 
@@ -169,8 +175,8 @@ def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
     ("options", "words", "calls", "program_status"),
     [
         (NO_MODEL, ("tools", "steal", "say", "wrong key", "fail"), 0, "3"),
-        (("--model-url", "none"), ("call", "lab__describe_reactor"), 1, "0"),
-        (NO_MODEL, ("call", "lab__describe_reactor", "post", "http://127.0.0.1:9/", "fail"), 1, "3"),
+        (("--model-url", "none"), ("call", "probe__odd"), 1, "0"),
+        (NO_MODEL, ("call", "probe__odd", "post", "http://127.0.0.1:9/", "fail"), 1, "3"),
     ],
     ids=["tools listed and descriptors taken", "a call without a model", "a call, and the model is away"],
 )
@@ -207,7 +213,7 @@ def test_program_whose_model_is_away_until_its_time_is_over_has_no_verdict(
     state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ("post", "http://127.0.0.1:9/", "wait")
-    assert play(*NO_MODEL, "--player-seconds", "4", words=words) == 1
+    assert play(*NO_MODEL, "--player-seconds", "10", words=words) == 1
     output, errors = capfd.readouterr()
     assert verdict_of(output) is None
     assert "its model could not be reached" in errors
@@ -229,7 +235,7 @@ def test_program_that_is_not_started_has_no_verdict(
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
     options = ["--trust-command"] if trusted else NO_MODEL
-    command = ["run", "tune-reactor", *options, "--json", "--", str(program)]
+    command = ["run", *TASK, *options, "--json", "--", str(program)]
     assert run(command) == 1
     output, errors = capfd.readouterr()
     assert verdict_of(output) is None
@@ -250,7 +256,7 @@ def test_program_that_never_ends_is_killed_with_all_that_it_started(
         request.getfixturevalue("namespaces")
     mark = f"4711.{os.getpid()}"
     options = ["--trust-command"] if trusted else NO_MODEL
-    words = ("call", "lab__describe_reactor", "daemon", mark, "environment", "wait")
+    words = ("call", "probe__odd", "daemon", mark, "environment", "wait")
     assert play("--player-seconds", "8", *options, words=words) == 0
     output, errors = capfd.readouterr()
     assert "waiting" in errors
@@ -280,7 +286,7 @@ def test_claimed_attempt_of_a_program_that_never_ends_is_not_truncated(
 @pytest.mark.slow
 @pytest.mark.long
 def test_calls_are_limited(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ("call", "lab__describe_reactor") * 3
+    words = ("call", "probe__odd") * 3
     assert play("--trust-command", "--max-calls", "1", words=words) == 0
     output, errors = capfd.readouterr()
     assert verdict_of(output)["metrics"]["calls"] == 1.0
@@ -291,19 +297,19 @@ def test_calls_are_limited(state: Path, capfd: pytest.CaptureFixture[str]) -> No
 def test_table_has_an_attempt_in_each_column_and_the_same_numbers_as_the_run(
     state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = ("tune-reactor", "audit-expenses")
+    tasks = ("find-answer", "say-answer")
     options = ("--attempts", "2", "--jobs", "4", "--trust-command", "--run", "evening")
     assert run(_line(options, ("solve",), tasks)) == 0
     output, errors = capfd.readouterr()
     lines = output.splitlines()
     assert lines[:3] == [
-        "audit-expenses\t0\t0\t0.000",
-        "tune-reactor\t1\t1\t1.000",
+        "find-answer\t1\t1\t1.000",
+        "say-answer\t0\t0\t0.000",
         "pass@1 0.500 ± 0.500 (mean over 2 tasks with its standard error)",
     ]
     assert "run evening: 4 attempts at 2 tasks" in errors
-    assert "tune-reactor, attempt 2: reward 1 (" in errors
-    assert "audit-expenses, attempt 1: reward 0, failed (" in errors
+    assert "find-answer, attempt 2: reward 1 (" in errors
+    assert "say-answer, attempt 1: reward 0, failed (" in errors
     for line in lines[3:]:
         # What is shown to look at it works.
         if " view " not in line:
@@ -407,25 +413,25 @@ def test_lost_attempt_is_named_and_counts_as_no_zero(
     state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with scripted_model(oracle("tune-reactor")) as url, refusing(url, wrong_key_once) as unsteady:
+    with scripted_model(SOLUTION) as url, refusing(url, wrong_key_once) as unsteady:
         unsteady = unsteady.replace("://", f"://user:{PASSWORD}@")
-        line = ["run", "tune-reactor", "--model", "scripted", "--base-url", unsteady, "--attempts", "2"]
+        line = ["run", *TASK, "--model", "scripted", "--base-url", unsteady, "--attempts", "2"]
         line += ["--jobs", "1", "--run", "unsteady"]
         assert run(line) == 1
         output, errors = capfd.readouterr()
         assert output.splitlines()[:2] == [
-            "tune-reactor\tlost\t1\t1.000",
+            "find-answer\tlost\t1\t1.000",
             "pass@1 1.000 (mean over 1 task)",
         ]
         assert "no verdict: the model at http://***@127.0.0.1:" in errors
         assert "answered 401: wrong key [key]" in errors
-        assert "lost, and not counted as 0: tune-reactor, attempt 1" in errors
+        assert "lost, and not counted as 0: find-answer, attempt 1" in errors
         assert KEY not in errors
         assert PASSWORD not in errors + output
-        assert run([*line[:4], "--base-url", f"ftp://user:{PASSWORD}@host"]) == 2
+        assert run([*line[:6], "--base-url", f"ftp://user:{PASSWORD}@host"]) == 2
         assert PASSWORD not in capfd.readouterr().err
         assert run(line) == 0
-        assert capfd.readouterr().out.splitlines()[0] == "tune-reactor\t1\t1\t1.000"
+        assert capfd.readouterr().out.splitlines()[0] == "find-answer\t1\t1\t1.000"
     kept = [*state.glob("**/*.log"), *state.glob("**/*.jsonl")]
     files = [file.read_text("utf-8", "replace") for file in kept]
     assert not [text for text in files if KEY in text or PASSWORD in text]
@@ -437,14 +443,15 @@ def test_model_plays_on_a_server_that_runs_already(
 ) -> None:
     ready = tmp_path / "url"
     command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--port", "0", "--ready-file", str(ready)]
+    command += ["--suite", SUITE]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             deadline = time.monotonic() + 60
             while not ready.exists() or not ready.read_text():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            line = ["run", "tune-reactor", "--url", ready.read_text().strip(), "--model", "scripted"]
-            with scripted_model(oracle("tune-reactor"), "Let me look.") as url:
+            line = ["run", "find-answer", "--url", ready.read_text().strip(), "--model", "scripted"]
+            with scripted_model(SOLUTION, "Let me look.") as url:
                 for _ in range(2):
                     assert run([*line, "--base-url", url, "--json"]) == 0
             first, second = map(json.loads, capfd.readouterr().out.splitlines())
@@ -461,9 +468,8 @@ def test_model_plays_on_a_server_that_runs_already(
 def test_model_that_does_not_end_is_truncated_after_its_turns(
     state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [Step("lab__describe_reactor")] * 9
-    with scripted_model(steps) as url:
-        line = ["run", "tune-reactor", "--model", "scripted", "--base-url", url, "--max-turns", "3"]
+    with scripted_model(ODD * 9) as url:
+        line = ["run", *TASK, "--model", "scripted", "--base-url", url, "--max-turns", "3"]
         assert run([*line, "--json"]) == 0
     (played,) = results(capfd.readouterr().out)
     assert played["played"] == 3
@@ -472,8 +478,8 @@ def test_model_that_does_not_end_is_truncated_after_its_turns(
 
 @pytest.mark.slow
 def test_model_that_fills_its_context_gets_its_reward(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with scripted_model([Step("lab__describe_reactor")] * 9) as url, refusing(url, too_long) as short:
-        line = ["run", "tune-reactor", "--model", "scripted", "--base-url", short]
+    with scripted_model(ODD * 9) as url, refusing(url, too_long) as short:
+        line = ["run", *TASK, "--model", "scripted", "--base-url", short]
         assert run([*line, "--json"]) == 0
     verdict = verdict_of(capfd.readouterr().out)
     assert (verdict["truncated"], verdict["reward"]) == (True, 0.0)
@@ -497,7 +503,7 @@ def test_known_program_is_started_with_its_own_options(
 ) -> None:
     folder = known_program(tmp_path, PRESETS["claude"].version)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    line = ["run", "tune-reactor", "--agent", "claude", "--model", "opus", "--trust-command", "--json"]
+    line = ["run", *TASK, "--agent", "claude", "--model", "opus", "--trust-command", "--json"]
     assert run(line) == 0
     output, errors = capfd.readouterr()
     verdict = verdict_of(output)
@@ -512,7 +518,7 @@ def test_other_version_of_a_known_program_is_refused_where_its_tools_would_act_o
     state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", f"{known_program(tmp_path, '2.9.0')}:{os.environ['PATH']}")
-    assert run(["run", "tune-reactor", "--agent", "claude", "--trust-command"]) == 2
+    assert run(["run", *TASK, "--agent", "claude", "--trust-command"]) == 2
     errors = capfd.readouterr().err
     assert "claude 2.9.0 may have tools of its own that act on this machine" in errors
     assert f"npm install -g @anthropic-ai/claude-code@{PRESETS['claude'].version}" in errors
@@ -528,7 +534,7 @@ def test_other_version_of_a_known_program_is_warned_of_in_namespaces(
     folder = known_program(tmp_path, "2.9.0")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     show = ["--show", str(PROGRAM.parent), "--show", sys.prefix]
-    assert run(["run", "tune-reactor", "--agent", "claude", *NO_MODEL, *show, "--json"]) == 0
+    assert run(["run", *TASK, "--agent", "claude", *NO_MODEL, *show, "--json"]) == 0
     output, errors = capfd.readouterr()
     assert "warning: claude 2.9.0 may offer its model tools of its own" in errors
     assert verdict_of(output)["labels"]["agent_version"] == "2.9.0"

@@ -19,7 +19,8 @@ import pytest
 
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.plugins.agents.serving import SOCKET
-from tests.agents.scripted_agent import HEADERS, RECIPE, Client, answer_of
+from tests.agents.models import RECIPE
+from tests.agents.scripted_agent import HEADERS, Client, answer_of
 
 
 @contextmanager

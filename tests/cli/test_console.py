@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from decathlon_mcp.cli.console import ScriptConsole
-from tests.cli.conftest import COMMAND, Shell
+from tests.cli.conftest import Shell
 
 TEXT = "Find the recipe for tomorrow's batch, by experiment."
 ADDRESS = f"http://127.0.0.1:8765/episodes/{'c' * 48}/mcp"
@@ -39,21 +39,6 @@ def test_long_lines_break_between_words_on_a_terminal_only(
         '            "too-hot", "temperature":',
         "            61}",
     ]
-
-
-def test_a_reader_that_leaves_ends_demo_without_a_traceback(shell: Shell) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [*COMMAND, "demo"],
-        cwd=shell.folder,
-        env=shell.environment,
-        stdout=write,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_standard_streams_that_are_closed_are_no_descriptors_of_the_event_loop(shell: Shell) -> None:

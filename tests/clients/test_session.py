@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -23,9 +21,7 @@ from decathlon_client import (
     RequestError,
     SetUpError,
     opener,
-    sdk,
 )
-from decathlon_client.values import JsonObject
 
 from decathlon_mcp.episodes import admission
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -261,61 +257,6 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
-
-
-class LateNotification(sdk.httpx.AsyncByteStream):
-    """A standalone stream with a hundred notifications, which come together once `due`."""
-
-    def __init__(self) -> None:
-        self.due = anyio.Event()
-        self.came = anyio.Event()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        await self.due.wait()
-        self.came.set()
-        yield b'data: {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}\n\n' * 100
-
-
-@pytest.mark.parametrize("come_before_the_end", [True, False])
-async def test_notifications_that_come_while_a_session_is_ended_are_not_logged_as_errors(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, come_before_the_end: bool
-) -> None:
-    stream, listening = LateNotification(), anyio.Event()
-
-    async def respond(request: sdk.httpx.Request) -> sdk.httpx.Response:
-        if request.method == "GET":
-            listening.set()
-            return sdk.httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
-        if request.method == "DELETE":
-            stream.due.set()
-            await anyio.wait_all_tasks_blocked()
-            return sdk.httpx.Response(200)
-        message = json.loads(await request.aread())
-        if "id" not in message:
-            return sdk.httpx.Response(202)
-        result: JsonObject = {"protocolVersion": "2025-11-25", "capabilities": {}}
-        result["serverInfo"] = {"name": "server", "version": "1"}
-        reply: JsonObject = {"jsonrpc": "2.0", "id": message["id"], "result": result}
-        return sdk.httpx.Response(200, headers={"mcp-session-id": "1"}, json=reply)
-
-    def options(headers: dict[str, str]) -> JsonObject:
-        return {"headers": headers, "transport": sdk.httpx.MockTransport(respond)}
-
-    monkeypatch.setattr(sdk, "_options", options)
-    async with sdk.http_session(
-        "http://127.0.0.1/mcp",
-        {},
-        may_send=lambda: True,
-        on_error_response=lambda response: None,
-        on_truncation=lambda: None,
-    ) as session:
-        await session.initialize()
-        await listening.wait()
-        if come_before_the_end:
-            stream.due.set()
-            await stream.came.wait()
-    assert stream.came.is_set()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
