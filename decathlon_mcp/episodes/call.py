@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
+import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import Raw
@@ -352,6 +353,14 @@ class KnownCalls:
         """The calls without a reply so far, by their numbers."""
         # Calls of sessions whose response was not handed over; ended ones without params and outcome.
         self._lost: dict[int, Call] = {}
+        self._ended: anyio.Event | None = None
+        """Set by the next end of a call, if something waits for it."""
+
+    async def idle(self) -> None:
+        """Wait until no call runs that was sent."""
+        while any(call.sent_at is not None for call in self.running.values()):
+            self._ended = anyio.Event()
+            await self._ended.wait()
 
     async def find(self, keys: RequestKeys, digest: str) -> Call | None:
         """The call that a request repeats.
@@ -404,6 +413,8 @@ class KnownCalls:
         """The call has ended, and the trajectory has its reply."""
         self.running.pop(call.seq, None)
         call.end(outcome)
+        if self._ended is not None:
+            self._ended.set()
         if call.is_cancelled:
             self._lost.pop(call.seq, None)
         else:

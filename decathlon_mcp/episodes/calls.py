@@ -96,8 +96,6 @@ class EpisodeCalls:
         self._tools = tools
         self._close = close
         self._is_log_full = False
-        self._ended: anyio.Event | None = None
-        """Set by the next end of a call, if something waits for it."""
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
         """What calls the tools: from READY on, or earlier for the calls of another episode."""
@@ -116,12 +114,6 @@ class EpisodeCalls:
     def unanswered(self) -> tuple[Call, ...]:
         """The calls without a reply so far."""
         return tuple(self.known.running.values())
-
-    async def idle(self) -> None:
-        """Wait until no call runs that was sent."""
-        while any(call.sent_at is not None for call in self.unanswered):
-            self._ended = anyio.Event()
-            await self._ended.wait()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -453,8 +445,13 @@ class EpisodeCalls:
             if not is_kept:
                 self._close_full()
         except DiskFullError as error:
+
+            async def end_later() -> None:
+                await anyio.sleep(UNWRITTEN_SECONDS)
+                self._end(call, outcome)
+
             if self._tasks is not None:
-                self._start(call, partial(self._end_later, call, outcome))
+                self._start(call, end_later)
                 return
             log.warning(
                 "the reply to a call is lost", extra=fields(episode=self._spec.public_id, why=error.message)
@@ -467,14 +464,8 @@ class EpisodeCalls:
             )
             outcome = _fault(error)
         self.known.end(call, outcome)
-        if self._ended is not None:
-            self._ended.set()
         if self.gate is not None:
             self.gate.call_ended()
-
-    async def _end_later(self, call: Call, outcome: Outcome) -> None:
-        await anyio.sleep(UNWRITTEN_SECONDS)
-        self._end(call, outcome)
 
 
 async def _explained(error: DecathlonError, state: State) -> DecathlonError:

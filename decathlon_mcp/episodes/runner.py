@@ -253,7 +253,7 @@ class EpisodeRunner:
                     tasks.start_soon(
                         starts.start_ahead,
                         names,
-                        episode.calls.idle,
+                        episode.calls.known.idle,
                         admission.starts_ahead,
                         admission.set_ups,
                     )

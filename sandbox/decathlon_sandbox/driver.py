@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import cached_property
+from importlib import import_module
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.connection import Connection
@@ -158,9 +159,7 @@ class Driver:
 
     @cached_property
     def _tunnels(self) -> Any:
-        from importlib import import_module
-
-        # The server has sent it with the driver, if it has the plug-in that asks for tunnels.
+        # Sent with the driver by a server with the plug-in that asks for tunnels.
         module = import_module("decathlon_sandbox.tunnels")
         return module.Tunnels(self._loop, self._notify, self._backpressure)
 

@@ -154,8 +154,7 @@ notifications about it:
 `finished` {"conn": INT}                  end of data in this direction
 `reset` {"conn": INT}                     the connection is broken, or closed in both directions
 A connection is closed when both sides have sent `finished` or one has sent `reset`. Notifications about a
-closed connection are ignored. The server answers an `opened` that it does not accept with `reset`. Both sides
-reset all tunnels when the stream is attached again.
+closed connection are ignored. The server answers an `opened` that it does not accept with `reset`.
 
 Other notifications
 -------------------

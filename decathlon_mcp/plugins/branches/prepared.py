@@ -140,7 +140,7 @@ class PreparedTasks:
         task_folder_archive = start.task_folder_archive if agent.sealed else None
         async with anyio.create_task_group() as tasks:
             for name in (*episode.spec.task.needs.servers, *session.starts.optional):
-                tasks.start_soon(session.starts.start_ahead, [name], episode.calls.idle)
+                tasks.start_soon(session.starts.start_ahead, [name], episode.calls.known.idle)
         folder = self._folder / secrets.token_hex(8)
         try:
             at = await anyio.to_thread.run_sync(self._create, folder)
