@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
@@ -114,7 +115,7 @@ def start(
 @episode.command(sort_key=1)
 def tools(handle: Handle, /, *, url: Url = None) -> int:
     """List an episode's tools with their schemas; waits until the episode is ready."""
-    return _run(_call_for_episode, url, handle, "list_tools")
+    return _run(_step, url, handle, "list_tools")
 
 
 @episode.command(sort_key=2)
@@ -159,25 +160,27 @@ def claim(
     turns
         Number of turns the agent took, for rubrics that use it.
     """
-    return _run(_claim, url, handle, answer, truncated, turns)
+    text = sys.stdin.read() if answer == "-" else answer
+    params = {"answer": text, "truncated": truncated or None, "turns": turns}
+    return _run(_step, url, handle, "claim_done", params)
 
 
 @episode.command(sort_key=4)
 def evaluate(handle: Handle, /, *, url: Url = None) -> int:
     """Grade an episode and print its verdict; later calls print the same verdict."""
-    return _run(_evaluate, url, handle)
+    return _run(_step, url, handle, "evaluate", {}, _verdict)
 
 
 @episode.command(sort_key=5)
 def close(handle: Handle, /, *, url: Url = None) -> int:
     """Close an episode and remove its sandbox; a claimed attempt is still graded."""
-    return _run(_call_for_episode, url, handle, "close_episode")
+    return _run(_step, url, handle, "close_episode")
 
 
 @episode.command(sort_key=6)
 def status(handle: Handle, /, *, url: Url = None) -> int:
     """Print an episode's phase, number of calls and end reason."""
-    return _run(_call_for_episode, url, handle, "episode_status")
+    return _run(_step, url, handle, "episode_status")
 
 
 @episode.command(name="list", sort_key=7)
@@ -264,37 +267,33 @@ def _has_token() -> bool:
     return bool(server_token(None))
 
 
-async def _call_for_episode(url: str | None, handle: str, tool: str) -> int:
-    url, handle = _resolve_handle(url, handle)
-    reply = await _request(url, tool, {"episode": handle})
-    return _print(dict(reply.structured or {}))
-
-
 async def _call_tool(url: str | None, handle: str, tool: str, arguments: str) -> int:
-    url, handle = _resolve_handle(url, handle)
-    tool_arguments = _parse_object(_read_argument(arguments))
-    params = {"episode": handle, "name": tool, "arguments": tool_arguments}
-    reply = await _request(url, "call_tool", params)
-    return _print(reply.raw, TOOL_FAILED if reply.is_error else 0)
+    params = {"name": tool, "arguments": _parse_object(_read_argument(arguments))}
+    return await _step(
+        url, handle, "call_tool", params, lambda reply: (reply.raw, TOOL_FAILED if reply.is_error else 0)
+    )
 
 
-async def _claim(url: str | None, handle: str, answer: str | None, truncated: bool, turns: int | None) -> int:
-    url, handle = _resolve_handle(url, handle)
-    text = sys.stdin.read() if answer == "-" else answer
-    params = {"episode": handle, "answer": text, "truncated": truncated or None, "turns": turns}
-    reply = await _request(url, "claim_done", params)
-    return _print(dict(reply.structured or {"text": reply.text}))
+def _structured(reply: Reply) -> tuple[Mapping[str, Any], int]:
+    return dict(reply.structured or {"text": reply.text}), 0
 
 
-async def _evaluate(url: str | None, handle: str) -> int:
-    url, handle = _resolve_handle(url, handle)
-    reply = await _request(url, "evaluate", {"episode": handle})
-    verdict = reply.verdict
-    if verdict is None:
+def _verdict(reply: Reply) -> tuple[Mapping[str, Any], int]:
+    if (verdict := reply.verdict) is None:
         raise _StepError(reply.text)
-    if "reward" not in verdict:
-        return _print(verdict, NO_VERDICT)
-    return _print(verdict, 0 if verdict.get("success") else NOT_PASSED)
+    return verdict, NO_VERDICT if "reward" not in verdict else 0 if verdict.get("success") else NOT_PASSED
+
+
+async def _step(
+    url: str | None,
+    handle: str,
+    tool: str,
+    params: Mapping[str, Any] = MappingProxyType({}),
+    outcome: Callable[[Reply], tuple[Mapping[str, Any], int]] = _structured,
+) -> int:
+    """Call a tool of the lobby for an episode, and print what the outcome is: a value and the exit status."""
+    url, handle = _resolve_handle(url, handle)
+    return _print(*outcome(await _request(url, tool, {"episode": handle, **params})))
 
 
 async def _request(url: str | None, tool: str, params: Mapping[str, Any]) -> Reply:

@@ -7,7 +7,7 @@ that runs in it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -18,6 +18,7 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import ArchiveSource
+from decathlon_mcp.background import run_alone
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.types import JsonObject, Network
 
@@ -346,6 +347,24 @@ def check_swept(remaining: Collection[str]) -> None:
         raise ProviderUnavailableError(
             f"{len(remaining)} sandboxes could not be removed, {min(remaining)} among them: see the log"
         )
+
+
+async def remove_all(orphans: Collection[str], remove: Callable[[str], Awaitable[bool]]) -> int:
+    """Remove sandboxes, all at once; returns their number. Raises as `check_swept`.
+
+    `remove` takes a name or an id, and returns whether that sandbox is gone.
+    """
+    removed: set[str] = set()
+
+    async def try_one(orphan: str) -> None:
+        if await remove(orphan):
+            removed.add(orphan)
+
+    async with anyio.create_task_group() as tasks:
+        for orphan in orphans:
+            tasks.start_soon(run_alone, try_one, orphan)
+    check_swept({*orphans} - removed)
+    return len(removed)
 
 
 class BaseProvider:

@@ -46,8 +46,8 @@ from decathlon_mcp.sandboxes.base import (
     LimitName,
     SandboxSpec,
     check_python,
-    check_swept,
     limited_check,
+    remove_all,
 )
 from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin
 from decathlon_mcp.telemetry.logs import fields
@@ -257,20 +257,14 @@ class DockerProvider(BaseProvider):
             for container in containers
             if container["Labels"].get(SANDBOX_LABEL) not in spared
         }
-        removed: set[str] = set()
 
-        async def remove(container_id: str) -> None:
+        async def remove(container_id: str) -> bool:
             async with self._removals:
-                if await self._try_to_remove(
+                return await self._try_to_remove(
                     lambda api: remove_container(api, container_id), REMOVE_SECONDS, id=container_id
-                ):
-                    removed.add(container_id)
+                )
 
-        async with anyio.create_task_group() as tasks:
-            for container_id in orphans:
-                tasks.start_soon(run_alone, remove, container_id)
-        check_swept(orphans - removed)
-        return len(removed)
+        return await remove_all(orphans, remove)
 
     async def check(self, image: str | None) -> list[Finding]:
         findings: list[Finding] = []

@@ -47,22 +47,11 @@ class _Arguments(msgspec.Struct, frozen=True):
 _decode_arguments = msgspec.json.Decoder(_Arguments).decode
 
 
-def call_times(trajectory: Trajectory) -> list[CallTime]:
-    """See `EpisodeHistory.call_times`."""
-    index = trajectory.index
-    times = zip(range(1, index.last + 1), index.times, index.seconds, strict=False)
-    first = min(index.times, default=0.0)
-    return [
-        CallTime(seq, time - first, None if math.isnan(seconds) else seconds, index.has_failed(seq))
-        for seq, time, seconds in times
-    ]
-
-
 class EntryReader:
     """Reads entries of a trajectory that is up to date. A context manager; methods raise OSError."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self._index = trajectory.index
+        self.index = trajectory.index
         self._path = trajectory.file
         self._file = open_regular(self._path)
 
@@ -89,10 +78,10 @@ class EntryReader:
 
     def entries(self, first: int, last: int, *, limit: int = JSON_BYTES) -> Iterator[Entry]:
         """See `EpisodeHistory.calls`. Values above `limit` bytes are cut."""
-        end = self._index.last
+        end = self.index.last
         # Notes after the last call come with it.
         end_of_notes = last if last < end else max(last, end) + 1
-        counts = enumerate(self._index.note_calls, 1)
+        counts = enumerate(self.index.note_calls, 1)
         waiting = iter(
             sorted((count, number) for number, count in counts if first <= count + 1 <= end_of_notes)
         )
@@ -109,7 +98,7 @@ class EntryReader:
 
     def find(self, text: str, after: int, *, failed_only: bool) -> int | None:
         """See `EpisodeHistory.find`."""
-        index, needles = self._index, _needles(text)
+        index, needles = self.index, _needles(text)
         for seq in range(max(0, after) + 1, index.last + 1):
             if failed_only and not index.has_failed(seq):
                 continue
@@ -123,12 +112,21 @@ class EntryReader:
                 return seq
         return None
 
+    def call_times(self) -> list[CallTime]:
+        """See `EpisodeHistory.call_times`."""
+        index = self.index
+        first = min(index.times, default=0.0)
+        return [
+            CallTime(seq, time - first, None if math.isnan(seconds) else seconds, index.has_failed(seq))
+            for seq, (time, seconds) in enumerate(zip(index.times, index.seconds, strict=False), 1)
+        ]
+
     def note(self, number: int) -> NoteEntry | None:
         """See `EpisodeHistory.note`."""
-        return self._note(number) if 1 <= number <= len(self._index.notes) else None
+        return self._note(number) if 1 <= number <= len(self.index.notes) else None
 
     def _call(self, seq: int, limit: int) -> CallEntry | None:
-        place, reply_place = self._index.places(seq)
+        place, reply_place = self.index.places(seq)
         if place == NOTHING:
             return None
         data = self._read(place, max(limit + 1, PREFIX_BYTES))
@@ -154,7 +152,7 @@ class EntryReader:
         )
 
     def _note(self, number: int) -> NoteEntry:
-        place, calls = self._index.notes[number - 1], self._index.note_calls[number - 1]
+        place, calls = self.index.notes[number - 1], self.index.note_calls[number - 1]
         value = self.line(place)
         prefix = short_members(self._read(place, PREFIX_BYTES))
         text, usage = self.value(place), dict[str, float]()

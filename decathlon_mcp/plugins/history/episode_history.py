@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history import queries
-from decathlon_mcp.plugins.history.entries import JSON_BYTES, EntryReader, call_times
+from decathlon_mcp.plugins.history.entries import JSON_BYTES, EntryReader
 from decathlon_mcp.plugins.history.queries import FoundEpisode, cursor_of, parse_cursor, read_tree
 from decathlon_mcp.plugins.history.reports import RunNumbers, compare_runs
 from decathlon_mcp.plugins.history.values import (
@@ -171,13 +171,11 @@ class EpisodeHistory:
         if found is None:
             return None
         state, episode = found
-        head = ready = claim = answer = system = task = trajectory = None
-        with self._reader(state, episode) as opened:
-            if opened is not None:
-                trajectory, reader = opened
-                places = [
-                    trajectory.index.placed.get(event, NOTHING) for event in ("start", "ready", "claim")
-                ]
+        head = ready = claim = answer = system = task = index = None
+        with self._reader(state, episode) as reader:
+            if reader is not None:
+                index = reader.index
+                places = [index.placed.get(event, NOTHING) for event in ("start", "ready", "claim")]
                 head, ready, claim = map(reader.line, places)
                 system, task = _prompts(ready)
                 if ready is None and (place := places[1]) != NOTHING:
@@ -197,9 +195,9 @@ class EpisodeHistory:
             answer=answer,
             verdict=_parsed(episode.verdict),
             verdict_text=episode.verdict,
-            calls=0 if trajectory is None else trajectory.index.last,
-            notes=0 if trajectory is None else len(trajectory.index.notes),
-            size_bytes=0 if trajectory is None else trajectory.index.size_bytes,
+            calls=0 if index is None else index.last,
+            notes=0 if index is None else len(index.notes),
+            size_bytes=0 if index is None else index.size_bytes,
         )
 
     def tree(self, public_id: str, *, owner: str | None = None) -> EpisodeTree | None:
@@ -215,22 +213,19 @@ class EpisodeHistory:
 
         At most MAX_ENTRIES calls.
         """
-        with self._trajectory(public_id) as opened:
-            if opened is None:
-                return []
-            return list(opened[1].entries(first, min(last, first + MAX_ENTRIES - 1)))
+        with self._trajectory(public_id) as reader:
+            return [] if reader is None else list(reader.entries(first, min(last, first + MAX_ENTRIES - 1)))
 
     def entries(self, public_id: str, *, limit_bytes: int = JSON_BYTES) -> Iterator[Entry]:
         """All calls and notes in order, one at a time in memory. Values above `limit_bytes` are cut."""
-        with self._trajectory(public_id) as opened:
-            if opened is not None:
-                trajectory, reader = opened
-                yield from reader.entries(1, trajectory.index.last, limit=limit_bytes)
+        with self._trajectory(public_id) as reader:
+            if reader is not None:
+                yield from reader.entries(1, reader.index.last, limit=limit_bytes)
 
     def call_times(self, public_id: str) -> list[CallTime]:
         """When each call ran, in the order of their numbers."""
-        with self._trajectory(public_id) as opened:
-            return [] if opened is None else call_times(opened[0])
+        with self._trajectory(public_id) as reader:
+            return [] if reader is None else reader.call_times()
 
     def find(self, public_id: str, text: str, *, after: int = 0, failed_only: bool = False) -> int | None:
         """Number of the next call after `after` that has the text in its name, arguments or reply.
@@ -240,33 +235,31 @@ class EpisodeHistory:
         """
         if len(text) > MAX_SEARCH_CHARACTERS:
             raise BadRequestError(f"the text to look for has more than {MAX_SEARCH_CHARACTERS} characters")
-        with self._trajectory(public_id) as opened:
-            return None if opened is None else opened[1].find(text, after, failed_only=failed_only)
+        with self._trajectory(public_id) as reader:
+            return None if reader is None else reader.find(text, after, failed_only=failed_only)
 
     def raw_reply(self, public_id: str, seq: int) -> Iterator[bytes] | None:
         """JSON of a call's whole reply, in chunks; None if there is none."""
-        with self._trajectory(public_id) as opened:
-            if opened is None:
-                return None
-            trajectory, reader = opened
-            return reader.value_chunks(trajectory.index.places(seq)[1])
+        with self._trajectory(public_id) as reader:
+            return None if reader is None else reader.value_chunks(reader.index.places(seq)[1])
 
     def note(self, public_id: str, number: int) -> NoteEntry | None:
         """One note; None if there is none with this number, from 1."""
-        with self._trajectory(public_id) as opened:
-            return None if opened is None else opened[1].note(number)
+        with self._trajectory(public_id) as reader:
+            return None if reader is None else reader.note(number)
 
     def usage(self, public_id: str) -> UsageSums:
         """The tokens and the cost that the client has reported with notes, of the first MAX_SUMMED_NOTES."""
         sums: dict[str, float] = {}
-        with self._trajectory(public_id) as opened:
-            notes = 0 if opened is None else len(opened[0].index.notes)
-            for number in range(1, min(notes, MAX_SUMMED_NOTES) + 1):
-                assert opened is not None
-                if (note := opened[1].note(number)) is not None:
-                    for name, value in note.usage.items():
-                        sums[name] = sums.get(name, 0) + value
-        return UsageSums(sums, is_cut=notes > MAX_SUMMED_NOTES)
+        with self._trajectory(public_id) as reader:
+            if reader is None:
+                return UsageSums(sums, is_cut=False)
+            for number in range(1, MAX_SUMMED_NOTES + 1):
+                if (note := reader.note(number)) is None:
+                    break
+                for name, value in note.usage.items():
+                    sums[name] = sums.get(name, 0) + value
+            return UsageSums(sums, is_cut=len(reader.index.notes) > MAX_SUMMED_NOTES)
 
     def workspace(self, public_id: str) -> Workspace | None:
         """The files that the agent left; None if they are not kept."""
@@ -332,25 +325,24 @@ class EpisodeHistory:
         return None
 
     @contextmanager
-    def _trajectory(self, public_id: str) -> Generator[tuple[Trajectory, EntryReader] | None]:
+    def _trajectory(self, public_id: str) -> Generator[EntryReader | None]:
         found = self._find(public_id)
         if found is None:
             yield None
             return
-        with self._reader(*found) as opened:
-            yield opened
+        with self._reader(*found) as reader:
+            yield reader
 
     @contextmanager
-    def _reader(self, state: Path, episode: FoundEpisode) -> Generator[tuple[Trajectory, EntryReader] | None]:
+    def _reader(self, state: Path, episode: FoundEpisode) -> Generator[EntryReader | None]:
         """An episode's trajectory as it is now; None if it was deleted or cannot be read."""
         try:
-            trajectory = self._known(state / "episodes" / episode.handle).update()
-            reader = EntryReader(trajectory)
+            reader = EntryReader(self._known(state / "episodes" / episode.handle).update())
         except OSError:
             yield None
             return
         with reader:
-            yield trajectory, reader
+            yield reader
 
     def _known(self, folder: Path) -> Trajectory:
         with self._lock:

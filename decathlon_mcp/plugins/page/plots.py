@@ -14,9 +14,7 @@ from decathlon_mcp.plugins.page.rendering import duration, exact, number
 
 WIDTH, HEIGHT = 720, 220
 LEFT, RIGHT, TOP, BOTTOM = 40, 40, 12, 28
-MAX_LANES = 12
-MAX_BARS = 400
-"""Calls that have a bar each; beyond, bars stand for the calls of a stretch of time."""
+TIMELINE_BARS = 180
 LABEL_WIDTH = 90
 SHORT_SECONDS = 600.0
 """Span of time below which labels show seconds, since the minutes of neighbours would be the same."""
@@ -162,43 +160,15 @@ def _line(points: Sequence[tuple[float, float]], name: str) -> str:
 
 
 def timeline(times: Sequence[CallTime], path: str) -> Markup:
-    """When the calls of an episode ran; each bar leads to its call. Calls that overlap are in rows.
+    """How many calls of an episode started when, and how many of these failed, in TIMELINE_BARS parts.
 
-    `path`: the address of the episode's page.
+    A bar leads to its first call that failed, or to its first call. `path`: the address of the episode.
     """
-    ends = [time.start + (time.seconds or 0.0) for time in times]
-    total = max(max(ends, default=0.0), 1e-3)
-    x = Scale(0.0, total, 0.0, float(WIDTH))
-    if len(times) > MAX_BARS:
-        return _density(times, total, path)
-    lanes: list[float] = []
-    bars: list[str] = []
-    lowest = 0
-    for time in sorted(times, key=lambda each: each.start):
-        width = max(2.0, x(time.seconds or 0.0))
-        start = min(x(time.start), WIDTH - width)
-        free = (index for index, end in enumerate(lanes) if end <= start)
-        lane = next(free, min(len(lanes), MAX_LANES - 1))
-        lanes[lane : lane + 1] = [start + width]
-        lowest = max(lowest, lane)
-        name = "bar failed" if time.failed else "bar"
-        title = f"call {time.seq}, {duration(time.seconds) or 'running'}{', failed' if time.failed else ''}"
-        bars.append(
-            f'<a href="{escape(path)}?call={time.seq}#c{time.seq}" aria-label="{title}">'
-            f'<rect class="{name}" x="{start}" y="{4 + lane * 9}" width="{width}" height="7" rx="1"/>'
-            f"<title>{title}</title></a>"
-        )
-    height = 4 + (lowest + 1) * 9 + 16
-    return _svg(WIDTH, height, "timeline", "When the calls ran", [*bars, _time_axis(total, height)])
-
-
-def _density(times: Sequence[CallTime], total: float, path: str) -> Markup:
-    bins = 180
-    groups: list[list[CallTime]] = [[] for _ in range(bins)]
+    total = max(time.start + (time.seconds or 0.0) for time in times) or 1e-3
+    groups: list[list[CallTime]] = [[] for _ in range(TIMELINE_BARS)]
     for time in times:
-        groups[min(bins - 1, int(bins * time.start / total))].append(time)
-    most = max(map(len, groups))
-    width = WIDTH / bins
+        groups[min(TIMELINE_BARS - 1, int(TIMELINE_BARS * time.start / total))].append(time)
+    most, width = max(map(len, groups)), WIDTH / TIMELINE_BARS
     bars: list[str] = []
     for index, group in enumerate(groups):
         if not group:
@@ -215,17 +185,12 @@ def _density(times: Sequence[CallTime], total: float, path: str) -> Markup:
             f'<rect class="bar failed" x="{index * width:.2f}" y="{44 - red:.2f}" width="{width - 0.6:.2f}" '
             f'height="{red:.2f}"/><title>{title}</title></a>'
         )
-    return _svg(WIDTH, 60, "timeline", "When the calls ran", [*bars, _time_axis(total, 60)])
-
-
-def _time_axis(total: float, height: float) -> str:
-    y = height - 2
-    middle = WIDTH / 2
-    return (
-        f'<text class="tick" x="0" y="{y}">0 s</text>'
-        f'<text class="tick middle" x="{middle}" y="{y}">{escape(duration(total / 2))}</text>'
-        f'<text class="tick end" x="{WIDTH}" y="{y}">{escape(duration(total))}</text>'
+    ticks = (
+        f'<text class="tick" x="0" y="58">0 s</text>'
+        f'<text class="tick middle" x="{WIDTH / 2}" y="58">{escape(duration(total / 2))}</text>'
+        f'<text class="tick end" x="{WIDTH}" y="58">{escape(duration(total))}</text>'
     )
+    return _svg(WIDTH, 60, "timeline", "When the calls ran", [*bars, ticks])
 
 
 def _svg(width: float, height: float, name: str, label: str, parts: Iterable[str]) -> Markup:

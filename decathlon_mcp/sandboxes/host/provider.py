@@ -41,9 +41,9 @@ from decathlon_mcp.sandboxes.base import (
     LimitName,
     SandboxSpec,
     check_python,
-    check_swept,
     finding,
     limited_check,
+    remove_all,
 )
 from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.host.command import ALLOW, INSTALL, Machine, lacks_namespaces, program_version
@@ -270,17 +270,11 @@ class HostProvider(BaseProvider):
 
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         orphans = await to_thread.run_sync(self._orphans_of, owner, set(keep))
-        removed: set[str] = set()
 
-        async def remove(name: str) -> None:
-            if await self._remove(Footprint(owner, name, self._folder / name, self._signaller)):
-                removed.add(name)
+        async def remove(name: str) -> bool:
+            return await self._remove(Footprint(owner, name, self._folder / name, self._signaller))
 
-        async with anyio.create_task_group() as tasks:
-            for name in orphans:
-                tasks.start_soon(run_alone, remove, name)
-        check_swept(orphans - removed)
-        return len(removed)
+        return await remove_all(orphans, remove)
 
     def _orphans_of(self, owner: str, keep: set[str]) -> set[str]:
         """Names of this owner's sandboxes that this provider did not open, except `keep`."""
