@@ -34,7 +34,7 @@ async def check_answers(peer: DriverPeer, server: str = "scripted") -> None:
             "server scripted ended with exit code 9",
             {"exit_code": 9, "stderr": "cannot list\n"},
         ),
-        ("silent", "server scripted was not up after 1 s", {"exit_code": None, "stderr": "thinking\n"}),
+        ("silent", "server scripted was not up after 2 s", {"exit_code": None, "stderr": "thinking\n"}),
         ("refuses", "server scripted answered initialize with an error: not today", {"exit_code": None}),
         ("endless", "has an endless list of tools", {"exit_code": None}),
         ("orphaned", "server scripted ended with exit code 0", {"exit_code": 0}),
@@ -47,7 +47,7 @@ async def test_server_that_does_not_start_fails_the_request_and_stops_the_others
         await peer.start(
             peer.scripted_server("daemonic", "other"),
             peer.scripted_server(behaviour),
-            deadline_seconds=1 if behaviour == "silent" else 1000,
+            deadline_seconds=2 if behaviour == "silent" else 1000,
         )
     assert error.value.reason == "server"
     assert message in error.value.message

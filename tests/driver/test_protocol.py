@@ -234,42 +234,43 @@ async def test_signal_ends_the_driver_and_all_its_processes(peer: DriverPeer, nu
 
 
 async def test_lease_of_a_sandbox_that_is_about_to_be_saved_begins_again_once(python: str) -> None:
-    async with driver(python, survive_seconds=1) as peer:
+    async with driver(python, survive_seconds=2) as peer:
         assert await peer.request(wire.PING, saving=True) == {}
         began_at = time.monotonic()
         with anyio.fail_after(BOUND_SECONDS):
             assert await peer.process.wait() == 0
-        assert time.monotonic() - began_at > 1.7
+        assert time.monotonic() - began_at > 3.5
 
 
 async def test_driver_ends_with_all_its_processes_when_no_server_comes(python: str) -> None:
-    async with driver(python, survive_seconds=1) as peer:
+    async with driver(python, survive_seconds=3) as peer:
         await peer.start(peer.scripted_server("daemonic"), peer.scripted_server("stubborn", "stubborn"))
+        assert await peer.request(wire.PING) == {}
         ended_at = time.monotonic()
         assert await peer.close() == 0
-        assert time.monotonic() - ended_at > 0.5  # the lease began before
+        assert time.monotonic() - ended_at > 2.5  # the lease began before
         assert peer.living() == []
 
 
 async def test_driver_ends_with_all_its_processes_when_no_whole_line_comes_in_time(python: str) -> None:
     """Bytes alone do not renew its lease."""
-    async with driver(python, survive_seconds=1) as peer:
+    async with driver(python, survive_seconds=2) as peer:
         await peer.start(peer.scripted_server("daemonic"))
         for _ in range(4):
-            await anyio.sleep(0.3)
+            await anyio.sleep(0.6)
             assert await peer.request(wire.PING) == {}
         began_at = time.monotonic()
         async with peer.writing:
             for byte in b"12345678":
                 with suppress(anyio.BrokenResourceError):
                     await peer.send_bytes(bytes([byte]))
-                await anyio.sleep(0.2)
+                await anyio.sleep(0.4)
         with anyio.fail_after(BOUND_SECONDS):
             assert await peer.process.wait() == 0
             await peer.ended.wait()
-        assert time.monotonic() - began_at > 0.9
+        assert time.monotonic() - began_at > 1.9
         assert peer.living() == []
-        assert "nothing received for 1 s" in peer.log
+        assert "nothing received for 2 s" in peer.log
 
 
 async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> None:

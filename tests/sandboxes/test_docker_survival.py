@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -57,9 +56,13 @@ async def test_surviving_container_is_kept_by_its_engine(
 
 
 def test_engines_with_the_fix_of_live_restore_are_known() -> None:
+    class Engine:
+        def __init__(self, version: str) -> None:
+            self.version = lambda: {"Version": version}
+
     keeps = {"20.10.24+dfsg1": False, "24.0.7": False, "24.0.8": True, "25.0.0-rc.1": True, "dev": False}
     for version, expected in keeps.items():
-        api: Any = SimpleNamespace(version=lambda version=version: {"Version": version})
+        api: Any = Engine(version)
         assert live_restore_keeps_auto_remove(api) == expected, version
 
 

@@ -42,7 +42,7 @@ async def test_sweep_after_a_server_that_was_killed_at_any_moment_leaves_nothing
     real: Bench, tmp_path: Path
 ) -> None:
     """Sandboxes that survive, and none of another owner's."""
-    async with real.provider.open(real.spec()) as other:
+    async with real.provider.open(real.new_spec()) as other:
         for step in range(6):
             specs = [real.new_spec(survives=True) for _ in range(4)]
             async with killed_server(real.former_owner, tmp_path, specs, wait_for="opening") as server:
