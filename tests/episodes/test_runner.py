@@ -346,9 +346,12 @@ async def test_the_idle_lease_ends_a_ready_episode(tmp_path: Path) -> None:
 
 
 async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), episode_seconds=0.3) as registry:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), episode_seconds=60) as registry:
         episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
         with episode.lease.hold():
+            # A set-up on a busy machine would take more than a limit that a test can wait for.
+            episode.lease.start(elapsed_seconds=59.8)
             await ended(episode)
         assert episode.state.ending is Ending.TIME_OVER
         assert episode.verdict is not None
