@@ -381,7 +381,7 @@ async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> No
 def turns_before(step: int) -> int:
     """Turns of the event loop before an interruption: some more in each round, and many more in late ones."""
     # Worker threads take part in a grading. On a busy machine the loop turns more often while it waits.
-    return step * 7 if step < 300 else step * 7 + (step - 300) * 100
+    return step * 7 + max(0, step - 250) ** 2 * 3
 
 
 @pytest.mark.parametrize("task", ["find-answer", pytest.param("made-answer", marks=pytest.mark.long)])
