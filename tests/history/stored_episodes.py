@@ -15,6 +15,8 @@ LOST, LIVE = "lost", "live"
 def episode_row(name: str = "one", **fields: Any) -> EpisodeRow:
     """The row of an episode that waits; `fields` are what differs."""
     values: dict[str, Any] = {
+        "id": name,
+        "agent_id": f"{name}-agent",
         "server": "",
         "suite": "s",
         "task": "t",
@@ -23,7 +25,8 @@ def episode_row(name: str = "one", **fields: Any) -> EpisodeRow:
         "spec": {"launch_time": "2026-01-01T00:00:00+00:00"},
         "progress": {},
     }
-    return EpisodeRow(**{"id": name, "agent_id": f"{name}-agent", **values, **fields})
+    values.update(fields)
+    return EpisodeRow(**values)
 
 
 def add_episode(

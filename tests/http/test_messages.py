@@ -437,11 +437,12 @@ async def test_answer_to_a_call_that_is_resumed_and_cancelled_is_an_error(
 async def test_initialize_of_a_client_whose_params_are_wrong_is_refused(
     served: Served, http: httpx2.AsyncClient
 ) -> None:
-    for params in (
+    wrong: list[dict[str, Any]] = [
         {},
         {"protocolVersion": 5, "capabilities": {}, "clientInfo": {}},
         {"protocolVersion": "x"},
-    ):
+    ]
+    for params in wrong:
         response = await http.post(served.lobby, json={**INITIALIZE, "params": params}, headers=ACCEPT)
         assert answer_of(response)["error"]["code"] == -32602
         assert "mcp-session-id" not in response.headers
