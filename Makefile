@@ -2,8 +2,9 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# More than the cores: tests wait for processes. tests/forks.py says why so many cost nothing.
-JOBS ?= 6
+# More than the cores: tests wait for processes. A process gets tests that stand together, which share fixtures.
+JOBS ?= 4
+PARALLEL = -n $(JOBS) --dist worksteal
 UV ?= uv
 # mitmproxy pins versions that the server cannot have, so it has an environment of its own. The server finds it
 # next to the one that it runs in.
@@ -47,8 +48,8 @@ lint:
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/changed-types --pythonpath $(BIN)/python
 
-tests:
-	$(BIN)/python -m pytest --forks $(JOBS) -m "$(FAST)" $(PYTEST)
+tests: build/.compiled
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST)
 
 types: $(VENV)/.installed-dev
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
@@ -56,11 +57,16 @@ types: $(VENV)/.installed-dev
 # What `make test` runs needs no engine, and few processes.
 FAST := not docker and not slow and not long
 
+# In a new checkout each of pytest's processes would compile everything, since all start at once.
+build/.compiled:
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true  # errors are shown by the tests' own run
+	@mkdir -p build && touch $@
+
 test-all: test
 	@$(MAKE) --no-print-directory test-rest
 
-test-rest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --forks $(JOBS) -m "(docker or slow) and not long" $(PYTEST)
+test-rest: $(VENV)/.installed-dev build/.compiled
+	$(BIN)/python -m pytest $(PARALLEL) -m "(docker or slow) and not long" $(PYTEST)
 
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.long_parts

@@ -24,7 +24,6 @@ import pytest
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
 from tests.cpu_time import CpuTime
-from tests.forks import Forks
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 from tests.selection import LEFT_OUT, is_left_out, leave_to_test_all
 
@@ -38,13 +37,10 @@ TEST_IMAGE = "decathlon-test:latest"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-time", type=int, default=0, metavar="N", help="name the N slowest test modules")
-    parser.addoption("--forks", type=int, default=0, metavar="N", help="run the tests in N processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTime())
-    if forks := config.getoption("--forks"):
-        config.pluginmanager.register(Forks(forks))
     # Each client would read the machine's certificates, which takes 20 ms.
     httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
     # As an interrupt: otherwise the process ends at once, and sandboxes and their helpers stay.
@@ -108,7 +104,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Record how the session ended, which `.ci/run` needs to know if all tests have run."""
     config = session.config
-    if hasattr(config, "cache"):
+    if hasattr(config, "cache") and not hasattr(config, "workerinput"):
         config.cache.set("decathlon/exitstatus", int(exitstatus))
 
 

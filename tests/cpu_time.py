@@ -8,6 +8,7 @@ from __future__ import annotations
 import resource
 from collections import defaultdict
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -31,10 +32,11 @@ def _with_forked() -> float:
 
 
 class CpuTime:
-    """A plugin of pytest, in each of its forks too."""
+    """A plugin of pytest, in every process of pytest-xdist."""
 
     def __init__(self) -> None:
         self._by_module: defaultdict[str, float] = defaultdict(float)
+        self._workers_seconds = 0.0
         self._started: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -57,10 +59,24 @@ class CpuTime:
             seconds = dict(report.user_properties).get(_PROPERTY, 0.0)
             self._by_module[report.nodeid.partition("::")[0]] += float(str(seconds))
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_PROPERTY] = cpu_seconds()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._workers_seconds += getattr(node, "workeroutput", {}).get(_PROPERTY, 0.0)
+
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
     ) -> None:
-        terminalreporter.write_line(f"processor time: {cpu_seconds():.0f} s")
+        # The workers are children of this process, but not all of them have been waited for.
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = (
+            own.ru_utime + own.ru_stime + self._workers_seconds if self._workers_seconds else cpu_seconds()
+        )
+        terminalreporter.write_line(f"processor time: {seconds:.0f} s")
         modules = sorted(self._by_module.items(), key=lambda module: -module[1])
         for module, module_seconds in modules[: config.getoption("--cpu-time")]:
             terminalreporter.write_line(f"{module_seconds:8.1f} s  {module}")

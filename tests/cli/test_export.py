@@ -100,7 +100,7 @@ def test_jsonl_has_an_episode_a_line_with_whole_values_and_a_verdict_that_verifi
 
 
 def test_parquet_has_tables_of_episodes_calls_and_notes(state: Path, tmp_path: Path) -> None:
-    import pyarrow.parquet  # starts a thread, which a process that forks must not have
+    import pyarrow.parquet
 
     won, failed, lost, _ = fill(state)
     out = tmp_path / "tables"
