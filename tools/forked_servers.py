@@ -282,7 +282,7 @@ SUBJECTS = (
             ("shell_execute", {"command": ["rm"], "directory": str(ROOT)}),
             ("shell_execute", {}),
         ),
-        {"ALLOW_COMMANDS": "ls,pwd"},
+        {"ALLOW_COMMANDS": "ls,pwd", "PYTHONHASHSEED": "0"},
     ),
     Subject(
         "mcp-server-duckdb",
