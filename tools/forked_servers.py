@@ -322,7 +322,7 @@ SUBJECTS = (
         ),
     ),
     Subject(
-        "awslabs-aws-documentation-mcp-server",
+        "awslabs.aws-documentation-mcp-server",
         ("awslabs.aws-documentation-mcp-server",),
         (
             ("read_documentation", {"url": "https://docs.aws.amazon.com/a.html"}),
