@@ -282,7 +282,7 @@ SUBJECTS = (
             ("shell_execute", {"command": ["rm"], "directory": str(ROOT)}),
             ("shell_execute", {}),
         ),
-        {"ALLOW_COMMANDS": "ls,pwd"},
+        {"ALLOW_COMMANDS": "ls,pwd", "PYTHONHASHSEED": "0"},
     ),
     Subject(
         "mcp-server-duckdb",
@@ -322,7 +322,7 @@ SUBJECTS = (
         ),
     ),
     Subject(
-        "awslabs-aws-documentation-mcp-server",
+        "awslabs.aws-documentation-mcp-server",
         ("awslabs.aws-documentation-mcp-server",),
         (
             ("read_documentation", {"url": "https://docs.aws.amazon.com/a.html"}),

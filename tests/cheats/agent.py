@@ -212,8 +212,9 @@ async def forked_cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
     async with open_episode(served, "sum-prices") as first:
         await first.echo("learnt")
         (kind,) = preloads.kinds.values()
-    with anyio.fail_after(90):
+    with anyio.fail_after(200):
         while kind.process is None:
+            assert kind.why_cold is None
             await kind.changed.wait()
     cold: list[tuple[str, str]] = []
 
