@@ -120,7 +120,7 @@ class _Audit:
             anyio.CapacityLimiter(self.options.jobs),
             self.report.advance,
         )
-        self.report.begin(run, len(names), len(stored))
+        self.report.begin(run, self.options.policies, len(names), len(stored))
         regrader = Regrader(registry)
         self.tasks = [
             _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
