@@ -107,6 +107,8 @@ def test_answers_are_what_nobody_can_know() -> None:
     assert answers.outputs == ("answer.txt",)
     seen = answers.seen_in("… the 7th of the 9 lamps in the harbour is the green one …")
     assert seen == "the ground truth's answer.txt: 'the 7th of the 9 lamps in the ha'"
+    echo = "there is no file 'the 7th of the 9 lamps in the harbour'"
+    assert answers.seen_in(echo, '{"path": "the 7th of the 9 lamps in the harbour"}') is None
     assert answers.seen_in("It was dark. Nine lamps, three colours; count them yourself.") is None
 
 

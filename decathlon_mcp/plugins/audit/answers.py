@@ -61,10 +61,15 @@ class Answers:
         """The parts that no file of a sandbox should have."""
         return [part for part in self.parts if part not in self.shared]
 
-    def seen_in(self, text: str) -> str | None:
-        """Which answer a text contains, and where it stands; None if it contains none."""
-        seen = (f"{where}: {part[:QUOTED]!r}" for part, where in self.parts.items() if part in text)
-        return next(seen, None)
+    def seen_in(self, text: str, request: str = "") -> str | None:
+        """Which answer a reply contains, and where it stands; None if it contains none.
+
+        `request`: what the audit has sent itself, of which the reply may be an echo.
+        """
+        for part, where in self.parts.items():
+            if part in text and part not in request:
+                return f"{where}: {part[:QUOTED]!r}"
+        return None
 
 
 def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
