@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -12,6 +16,7 @@ import jsonschema
 import pytest
 from decathlon_client.values import Tool
 
+from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.audit.abilities import (
     CallMaker,
     is_reading,
@@ -102,6 +107,8 @@ def test_answers_are_what_nobody_can_know() -> None:
     assert answers.outputs == ("answer.txt",)
     seen = answers.seen_in("… the 7th of the 9 lamps in the harbour is the green one …")
     assert seen == "the ground truth's answer.txt: 'the 7th of the 9 lamps in the ha'"
+    echo = "there is no file 'the 7th of the 9 lamps in the harbour'"
+    assert answers.seen_in(echo, '{"path": "the 7th of the 9 lamps in the harbour"}') is None
     assert answers.seen_in("It was dark. Nine lamps, three colours; count them yourself.") is None
 
 
@@ -158,3 +165,26 @@ def test_a_task_whose_attacks_were_interrupted_is_sound_so_far(capsys: pytest.Ca
     b, a, *_ = capsys.readouterr().out.splitlines()
     assert a == "a\tsound\t2 attempts"
     assert b == f"b\tsound so far\t2 attempts; attacks not carried out: 1 ({INTERRUPTED})"
+
+
+LATER = """
+import datetime
+class Kind(type):
+    pass
+class Day(datetime.date, metaclass=Kind):
+    pass
+print(isinstance(Day(2025, 1, 1), datetime.date), datetime.date.today().year)
+"""
+
+
+def test_classes_that_derive_from_a_date_can_be_made_where_the_clock_is_ahead(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LATER)
+    order = json.dumps({"seconds": 400 * 86_400, "environment": {"TZ": "Pacific/Kiritimati"}})
+    shim = source("inside", "decathlon_mcp.plugins.audit")
+    done = subprocess.run(
+        [sys.executable, "-c", shim, order, str(program)], capture_output=True, text=True, check=True
+    )
+    is_date, year = done.stdout.split()
+    assert is_date == "True"
+    assert int(year) > datetime.now(UTC).year

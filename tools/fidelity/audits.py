@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from decathlon_mcp.plugins.audit.attacks import attacks
-from decathlon_mcp.plugins.audit.report import INTERRUPTED, OF_THE_SERVER, VERDICTS
+from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, INTERRUPTED, OF_THE_SERVER, VERDICTS
 from decathlon_mcp.suites.loading import load_suite
 from tools.fidelity.results import REVISION_CHARACTERS, release_of
 
@@ -41,6 +41,8 @@ class AuditedTask(BaseModel):
     attacks: dict[str, int]
     not_checked: dict[str, str]
     notes: list[str]
+    not_tried: list[str]
+    """Policies that were not chosen."""
     seconds: float | None
 
 
@@ -53,7 +55,7 @@ def read() -> Audits:
     return _AUDITS.validate_json(FILE.read_bytes()) if FILE.exists() else {}
 
 
-def audited(task: Mapping[str, Any], revision: str) -> AuditedTask:
+def audited(task: Mapping[str, Any], policies: Sequence[str], revision: str) -> AuditedTask:
     """What the JSON of an audit has of a task that could be played."""
     not_checked: dict[str, str] = task["not_checked"]
     reasons = [why for name, why in not_checked.items() if name.startswith(_ALONE)]
@@ -69,6 +71,7 @@ def audited(task: Mapping[str, Any], revision: str) -> AuditedTask:
         attacks=dict(sorted(became.items())),
         not_checked={name: why for name, why in not_checked.items() if not name.startswith(_ALONE)},
         notes=task["notes"],
+        not_tried=[policy for policy in DEFAULT_POLICIES if policy not in policies],
         seconds=None if cost is None else round(cost["grading_seconds"], 1),
     )
 
@@ -86,6 +89,7 @@ def rows(release: Mapping[str, AuditedTask]) -> Iterator[tuple[str, ...]]:
             f"{count} {what}" for what, count in task.attacks.items() if what in ("carried out", "no time")
         ]
         remarks = [*task.notes, *(f"{name} not checked: {why}" for name, why in task.not_checked.items())]
+        remarks += [f"not tried: {', '.join(task.not_tried)}"] if task.not_tried else []
         yield (
             f"`{name}`",
             task.verdict,
@@ -113,8 +117,10 @@ def main() -> int:
     audits = read()
     release = audits.setdefault(arguments.release or release_of(suite), {})
     for file in arguments.files:
-        tasks: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["tasks"]
-        release |= {task["task"]: audited(task, revision) for task in tasks if not task["unplayable"]}
+        document: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        for task in document["tasks"]:
+            if not task["unplayable"]:
+                release[task["task"]] = audited(task, document["policies"], revision)
     ordered = {name: dict(sorted(tasks.items())) for name, tasks in sorted(audits.items(), reverse=True)}
     FILE.write_bytes(_AUDITS.dump_json(ordered, indent=1) + b"\n")
     return 0

@@ -54,17 +54,22 @@ class Answers:
     workspace: tuple[str, ...]
     """Names of the files that an agent finds."""
     shared: frozenset[str] = frozenset()
-    """Those of the parts that are in files that every sandbox of the suite has."""
+    """Those of the parts that are in the source of the suite's own servers: a reply may show them."""
 
     @property
     def searched(self) -> list[str]:
         """The parts that no file of a sandbox should have."""
         return [part for part in self.parts if part not in self.shared]
 
-    def seen_in(self, text: str) -> str | None:
-        """Which answer a text contains, and where it stands; None if it contains none."""
-        seen = (f"{where}: {part[:QUOTED]!r}" for part, where in self.parts.items() if part in text)
-        return next(seen, None)
+    def seen_in(self, text: str, request: str = "") -> str | None:
+        """Which answer a reply contains, and where it stands; None if it contains none.
+
+        `request`: what the audit has sent itself, of which the reply may be an echo.
+        """
+        for part, where in self.parts.items():
+            if part in text and part not in request:
+                return f"{where}: {part[:QUOTED]!r}"
+        return None
 
 
 def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
@@ -74,7 +79,9 @@ def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
     truth = dict(_files(folder / task.files.groundtruth)) if task.files.groundtruth else {}
     public = "\n".join((prompt, *(_told_by(path) for path in given.values())))
     # An evaluator shares texts with this code that are no answers.
-    common = _texts_of(suite.path, tuple(map(str, suite.profile.common)))
+    servers = suite.profile.local_servers
+    names_of_code = tuple(str(name) for name in suite.profile.common if str(name) != str(servers))
+    common, tools = _texts_of(suite.path, names_of_code), _texts_of(suite.path, (str(servers),))
     parts: dict[str, str] = {}
     for name, path in truth.items():
         found = (part for part in _windows(_text(path)) if part not in public)
@@ -86,15 +93,15 @@ def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
             continue
         for constant in _constants(_text(path)):
             names += _FILE_NAME.findall(constant)
-            if _is_telling(constant) and constant not in public:
+            if _is_telling(constant) and constant not in public and constant not in common:
                 parts[constant] = f"a constant of the evaluator's {name}"
     names += [
         name for name in _FILE_NAME.findall(prompt) if name.rpartition(".")[2].lower() in _OUTPUT_SUFFIXES
     ]
     wanted = {name for name in names if name.rpartition(".")[2].lower() in _OUTPUT_SUFFIXES}
     outputs = sorted(name for name in wanted if name not in given and not name.startswith("/"))
-    in_common = frozenset(part for part in parts if part in common)
-    return Answers(parts, tuple(outputs[:40]), truth, tuple(given), in_common)
+    shared = frozenset(part for part in parts if part in tools)
+    return Answers(parts, tuple(outputs[:40]), truth, tuple(given), shared)
 
 
 def _is_telling(constant: str) -> bool:

@@ -120,7 +120,7 @@ class _Audit:
             anyio.CapacityLimiter(self.options.jobs),
             self.report.advance,
         )
-        self.report.begin(run, len(names), len(stored))
+        self.report.begin(run, self.options.policies, len(names), len(stored))
         regrader = Regrader(registry)
         self.tasks = [
             _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
@@ -352,13 +352,14 @@ class _TaskAudit:
         stored = (self.attempts.stored.get((self.name, policy)) for policy in ("reads", "random"))
         looked = [attempt for attempt in stored if attempt is not None]
         for attempt in looked:
-            for tool, _, _, text in await self.attempts.replies(attempt):
+            for tool, arguments, _, text in await self.attempts.replies(attempt):
+                request = json.dumps(arguments, ensure_ascii=False)
                 if policies.FOUND in text:
                     paths = [line for line in text.splitlines() if line.startswith("/")]
                     if paths:
                         self._add_finding("leaks", f"the sandbox has {paths[0]}", attempt)
                         return
-                elif (where := target.answers.seen_in(text)) is not None:
+                elif (where := target.answers.seen_in(text, request)) is not None:
                     self._add_finding("leaks", f"a reply of {tool} has {where}", attempt)
                     return
 

@@ -6,6 +6,7 @@ the reverse one), `cpu` (it stays on one processor), `seconds` (what the clock i
 with `.py`.
 """
 
+import builtins
 import datetime
 import json
 import os
@@ -79,6 +80,11 @@ def set_clock_ahead(seconds):
             return cls.now()
 
     datetime.datetime, datetime.date = DateTime, Date
+    build, originals = builtins.__build_class__, {id(kind): kind.__mro__[1] for kind in (Date, DateTime)}
+    # Classes of libraries derive from the original ones: they may have a metaclass of their own.
+    builtins.__build_class__ = lambda body, name, *bases, **more: build(
+        body, name, *(originals.get(id(base), base) for base in bases), **more
+    )
 
 
 def main():

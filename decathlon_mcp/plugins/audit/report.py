@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -111,12 +111,14 @@ class Report:
     done: int = 0
     """How many of these parts are."""
     _run: str = ""
+    _policies: Sequence[Policy] = ()
     _total: int = 0
     _played: int = 0
     _shown_at: float = 0.0
 
-    def begin(self, run: str, tasks: int, stored: int) -> None:
+    def begin(self, run: str, policies: Sequence[Policy], tasks: int, stored: int) -> None:
         """Say what is audited. `stored`: attempts that are there already."""
+        self._policies = policies
         self._run, self._total, self.steps = run, tasks, 2 * tasks
         known = f"; {stored} attempts are known" if stored else ""
         report(f"audit of {tasks} task{'s' * (tasks != 1)}, run {printed(run)}{known}")
@@ -152,6 +154,7 @@ class Report:
         if self.json_file is not None:
             document = {
                 "run": self._run,
+                "policies": [*self._policies],
                 "tasks": [task.to_json(partial(self._command, task.task)) for task in ordered],
             }
             self.json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
