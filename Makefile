@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # More than the cores: tests wait for processes. A process gets tests that stand together, which share fixtures.
-JOBS ?= 4
+JOBS ?= 6
 PARALLEL = -n $(JOBS) --dist worksteal
 UV ?= uv
 # mitmproxy pins versions that the server cannot have, so it has an environment of its own. The server finds it

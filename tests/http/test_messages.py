@@ -146,7 +146,7 @@ async def test_batch_is_answered_in_its_revision(served: Served, http: httpx2.As
 
 
 def calls(tool: str, count: int) -> list[dict[str, Any]]:
-    params = {"name": f"probe__{tool}", "arguments": {}}
+    params: dict[str, Any] = {"name": f"probe__{tool}", "arguments": {}}
     return [
         {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params} for number in range(count)
     ]
