@@ -51,7 +51,9 @@ PARTS: dict[str, Part] = {
     "trainers": _tests("tests/trainers/trainers.py", "docs/trainers.md", _CLIENT),
     "harbor": _tests("tests/trainers/harbor.py", _EXPORTS),
     "evaluating": _tests("tests/trainers/evaluating.py", "docs/evaluating.md", _CLIENT, _EXPORTS),
-    "collectors": _tests("tests/telemetry/collectors.py", "decathlon_mcp/telemetry", f"{_PLUGINS}/metrics.py"),
+    "collectors": _tests(
+        "tests/telemetry/collectors.py", "decathlon_mcp/telemetry", f"{_PLUGINS}/metrics.py"
+    ),
     "bundle": _tests("tests/packaging/bundle.py", "packaging", "pyproject.toml"),
     "publishing": _tests("tests/packaging/publishing.py", "packaging", "pyproject.toml"),
     "many files": _tests("tests/cheats/many_files.py", "decathlon_mcp/archives", _SANDBOX),

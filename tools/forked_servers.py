@@ -539,7 +539,7 @@ async def compare(venv: Path, version: str, subject: Subject) -> str:
             forks = [await start(provider, spec, subject, says_state=True) for _ in range(2)]
         own = differences(cold, again)
         if learnt.cold:
-            started, cpu = f"by itself: {learnt.cold[0]}", ""
+            started, cpu = f"by itself: {' '.join(learnt.cold[0].split())}", ""
         else:
             started, cpu = "as a fork", f"{fork.seconds:.2f}"
         found = differences(cold, fork) or differences(cold, learning)

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import sys
 import traceback
+import warnings
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
@@ -93,7 +94,9 @@ class Bench:
     def run(self, part: str, *arguments: str) -> Outcome:
         """Run one of the task's modules from the root, in a fork: a new process would import MCP again."""
         module = f"tasks.starter.{self.task}.{part}.main"
-        with TemporaryFile() as output:
+        with TemporaryFile() as output, warnings.catch_warnings():
+            # Later Pythons warn of the threads of pytest-xdist, which no fork needs.
+            warnings.simplefilter("ignore", DeprecationWarning)
             if (pid := os.fork()) == 0:
                 try:
                     os.chdir(self.root)
