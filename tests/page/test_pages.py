@@ -134,6 +134,19 @@ async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: P
     assert "pass@2" in run
 
 
+async def test_of_many_attempts_at_a_task_the_newest_stand_beside_it(state: Path) -> None:
+    with Folder(state) as folder:
+        ids = [
+            folder.add(f"{number:048d}", labels={"run": "long"}, task="one", started_at=NOW + number)
+            for number in range(70)
+        ]
+    async with signed_in(state) as client:
+        run = await text_of(client, "/runs/long")
+    grid = run[run.index('id="tasks"') : run.index('id="episodes"')]
+    assert re.findall(r"/e/([0-9a-f]{16})", grid) == ids[-64:]
+    assert "only the newest are shown" in grid
+
+
 async def test_every_table_is_sorted_by_a_link_in_its_heading(state: Path) -> None:
     with Folder(state) as folder:
         for number, (task, reward, calls) in enumerate((("b", 1.0, 3), ("c", 0.25, 1), ("a", 0.5, 2))):

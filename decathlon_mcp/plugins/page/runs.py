@@ -29,7 +29,9 @@ from decathlon_mcp.plugins.page.site import Sorting, Visit
 RUN_COLUMNS = ("-newest", "run", "-success", "-reward", "-episodes", "-lost", "-tasks")
 TASK_COLUMNS = ("task", "pass", "-reward", "-attempts", "-lost", "-calls", "-turns")
 MAX_GRID_EPISODES = 2_000
-"""Episodes of a run that are cells beside their tasks: the newest."""
+"""Episodes of a run that are read for the cells beside its tasks: the newest."""
+MAX_TASK_CELLS = 64
+"""Cells beside a task, the newest: of a training's hundreds of attempts they would fill screens."""
 RUN_EPISODES = 50
 MIN_PER_POINT = 3
 """Attempts for each point of a curve against time."""
@@ -98,7 +100,8 @@ def _run(visit: Visit, name: str) -> Response:
         raise HTTPException(404, f"There is no run {name}.")
     if text := visit.query("q").strip()[:MAX_SEARCH_CHARACTERS]:
         return visit.render("found.html", run=name, search=search_run(visit, name, text))
-    cells = visit.history.episodes(EpisodeQuery(run=name, owner=owner), limit=MAX_GRID_EPISODES)
+    newest = visit.history.episodes(EpisodeQuery(run=name, owner=owner), limit=MAX_GRID_EPISODES)
+    cells = _cells(newest.items)
     order, by = visit.query("sort"), visit.query("by")
     passes = [each for each in report.passes if each.k > 1]
     columns = [*TASK_COLUMNS, *(f"-pass{sign}{each.k}" for each in passes for sign in "@^")]
@@ -130,8 +133,8 @@ def _run(visit: Visit, name: str) -> Response:
         tasks=by_task.sorted(report.tasks, _task_keys(report)),
         by_task=by_task,
         passes=passes,
-        cells=_cells(cells.items),
-        cells_are_cut=cells.cursor is not None,
+        cells={task: of_task[-MAX_TASK_CELLS:] for task, of_task in cells.items()},
+        cells_are_cut=newest.cursor is not None or max(map(len, cells.values()), default=0) > MAX_TASK_CELLS,
         several_suites=len({task.suite for task in report.tasks}) > 1,
         episodes=episodes,
         sorting=sorting,
