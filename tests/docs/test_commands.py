@@ -31,7 +31,7 @@ TEST_NAMES = (
 )
 """Of variables that the tests read."""
 OTHER_PROGRAMS = {
-    *("--rounds", "--servers", "--settle", "--serve"),  # of `benchmarks`
+    *("--rounds", "--servers", "--settle", "--serve", "--warm-up"),  # of `benchmarks`
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--epochs", "--epochs-reducer", "--fail-on-error", "--log-dir", "--max-samples", "--message-limit"),
     *(
