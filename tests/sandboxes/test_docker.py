@@ -385,11 +385,11 @@ async def test_time_in_the_queue_of_removals_does_not_count(
     remove: Any = APIClient.remove_container
 
     def remove_slowly(self: Any, container: str, **options: Any) -> None:
-        time.sleep(0.6)
+        time.sleep(1.5)
         remove(self, container, **options)
 
     monkeypatch.setattr(APIClient, "remove_container", remove_slowly)
-    monkeypatch.setattr(docker_provider, "REMOVE_SECONDS", 1.0)
+    monkeypatch.setattr(docker_provider, "REMOVE_SECONDS", 4.0)
     with anyio.fail_after(60):
         async with DockerProvider(docker.owner, at_once=1) as provider:
             await end_together(provider, [docker.spec() for _ in range(3)])
