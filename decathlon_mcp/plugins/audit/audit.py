@@ -283,7 +283,7 @@ class _TaskAudit:
         if attempt.verdict is not None and attempt.reward > self._empty_reward + TOLERANCE:
             alone = await self._play("idle", policies.idle(target))
             if alone.verdict is not None and alone.reward <= self._empty_reward + TOLERANCE:
-                await self._must_not_earn("calls that read, and a file that nobody wants,", attempt)
+                await self._must_not_earn("calls that read, and a file that no evaluator asks for,", attempt)
                 return
             attempt = alone
         await self._must_not_earn("idle calls", attempt)
