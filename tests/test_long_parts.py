@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import long_parts
-from tests.long_parts import PARTS, PartRun, changed_since, overdue, read_runs
+from tests.long_parts import PARTS, PartRun, changed_since, has_run, overdue, read_runs
 
 AT = datetime(2026, 11, 16, tzinfo=UTC)
 
@@ -44,3 +44,10 @@ def test_each_part_names_a_program_that_exists() -> None:
 
 def test_recorded_runs_are_of_known_parts() -> None:
     assert read_runs().keys() <= PARTS.keys()
+
+
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_a_part_whose_tests_are_all_skipped_has_not_run(tmp_path: Path, skipped: int) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(f'<testsuites><testsuite tests="2" skipped="{skipped}"/></testsuites>')
+    assert has_run(report) == (skipped == 1)
