@@ -172,7 +172,6 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/driver/test_freeze.py": ("test_freeze_kills_everything_and_refuses_calls",),
     "tests/driver/test_protocol.py": (
         "test_backpressure_bounds_memory_and_loses_no_reply",
-        "test_too_old_python_is_reported",
     ),
     "tests/tunnels/test_tunnels.py": (
         "test_dial_that_is_cancelled_after_it_connected_gives_its_place_back",

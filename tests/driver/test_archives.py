@@ -59,40 +59,30 @@ SIZE, MTIME, PAX = 124, 136, b"x"
 REFUSED = {
     "absolute name": archive(FILE, member("/outside/file", body=b"1")),
     "name with ..": archive(FILE, member("a/../../outside/file", body=b"1")),
-    "only ..": archive(FILE, member("..", tarfile.DIRTYPE)),
     "not normalized": archive(FILE, member("a//b")),
     "the folder itself": archive(member("./", tarfile.DIRTYPE)),
     "hard link out": archive(member("link", tarfile.LNKTYPE, linkname="../outside/secret")),
-    "absolute hard link": archive(member("link", tarfile.LNKTYPE, linkname="/etc/passwd")),
     "character device": archive(FILE, member("null", tarfile.CHRTYPE, devmajor=1, devminor=3)),
-    "block device": archive(FILE, member("disk", tarfile.BLKTYPE)),
     "FIFO": archive(FILE, member("fifo", tarfile.FIFOTYPE)),
     "sparse file": archive(FILE, with_field(member("s", tarfile.GNUTYPE_SPARSE), 483, b"77777777777\0")),
     "unknown kind": archive(FILE, member("what", b"Z")),
     "pax header": archive(FILE, member("p", PAX, body=b"30 path=../outside/file\n"), member("a")),
     "digits that a regular expression searches": archive(member("p", PAX, body=b"1" * 1_000_000), FILE),
     "global pax header": archive(member("g", tarfile.XGLTYPE, body=b"11 path=/a\n"), FILE),
-    "negative size": archive(with_field(FILE[:512], SIZE, b"\xff" * 12)),
     "huge size": archive(with_field(FILE[:512], SIZE, b"\x80" + b"\x7f" * 11)),
     "body beyond the end": member("a", body=b"1" * 5000)[:3000],
-    "size beyond the end": archive(with_field(FILE[:512], SIZE, b"00007640000\0")),
     "negative time": archive(with_field(FILE[:512], MTIME, b"\xff" * 12) + FILE[512:]),
-    "distant time": archive(with_field(FILE[:512], MTIME, b"\x80" + b"\x7f" * 11) + FILE[512:]),
     "huge long name": archive(member("@", tarfile.GNUTYPE_LONGNAME, body=b"a" * 100_000), FILE),
     "long name out": archive(
         member("@", tarfile.GNUTYPE_LONGNAME, body=b"../" * 50 + b"outside/file\0"), FILE
     ),
-    "long name without a member": member("@", tarfile.GNUTYPE_LONGNAME, body=b"a" * 200),
     "a thousand long names": archive(
         *(member("@", tarfile.GNUTYPE_LONGNAME, body=b"a\0") for _ in range(1_000)), FILE
     ),
     "too deep": archive(member("/".join("d" * 1_500), tarfile.DIRTYPE)),
     "no end": FILE,
-    "half an end": FILE + bytes(512),
-    "within a header": FILE + FILE[:100],
     "broken header in the middle": archive(FILE, b"x" * 512, FILE),
     "something after the end": archive(FILE) + FILE,
-    "nothing": b"",
     "no tar": b"x" * 4096,
     "gzip": b"\x1f\x8b" + bytes(510),
     "too long": archive(member("a", body=bytes(wire.MAX_ARCHIVE_BYTES))),
@@ -155,11 +145,6 @@ def test_set_id_bits_and_owners_of_an_archive_do_not_count(tmp_path: Path) -> No
     unpack(tmp_path, member("run", body=b"1", mode=0o6755, uid=12345, gid=12345))
     status = (tmp_path / "run").stat()
     assert (status.st_mode & 0o7777, status.st_uid) == (0o755, os.geteuid())
-
-
-def test_base64_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="`tar` must be base64"):
-        archives.unpack(str(tmp_path), "a")
 
 
 NAMES = (b"/".join([b"d" * 200] * 10), b"e" * 100, b"\xff\xfe", b"a\nb")

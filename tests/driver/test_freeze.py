@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from decathlon_sandbox import processes, supervisor, wire
+from decathlon_sandbox import wire
 
 from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, command, driver, until
 
@@ -118,29 +117,6 @@ async def test_process_that_matches_only_after_the_freeze_began_is_killed(
     assert peer.living() == []
 
 
-@pytest.mark.parametrize(
-    ("pattern", "matches"),
-    [
-        ("/usr/bin/kubectl port-forward svc/a 80", True),
-        ("kubectl port-forward*", True),
-        ("kubectl *svc* 80", True),
-        ("kubectl*80*80", False),
-        ("kubectl", False),
-        ("*", True),
-        ("port-forward*", False),
-        ("", False),
-    ],
-)
-def test_pattern_must_match_the_whole_command_line(
-    monkeypatch: pytest.MonkeyPatch, pattern: str, matches: bool
-) -> None:
-    def fake_read_file(pid: int, name: str, limit_bytes: int) -> bytes:
-        return b"/usr/bin/kubectl\0port-forward\0svc/a\0" + b"80\0"
-
-    monkeypatch.setattr(processes, "read_file", fake_read_file)
-    assert processes.matches_command(1, [pattern]) is matches
-
-
 def commands(peer: DriverPeer) -> list[str]:
     """The command lines of the peer's living processes."""
     lines = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in peer.living())
@@ -215,41 +191,3 @@ async def test_first_process_reaps_orphans(python: str) -> None:
             count_zombies = shell("cat /proc/*/stat | grep -c ') Z '")
             while (await peer.request(wire.RUN, **count_zombies))["stdout"] != "0\n":
                 pass
-
-
-class SlowlyEndingSupervisor(supervisor.ProcessSupervisor):
-    """One process, which ends `seconds` after the first signal. Time passes only between two rounds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.now = 0.0
-        self.exempt = frozenset({1})
-        self._ends_at = seconds
-        self._loop: Any = self
-
-    def all_processes(self) -> set[int]:
-        return {7} if self.now < self._ends_at else set()
-
-    def _kill(self, pids: set[int]) -> None:
-        assert pids == {7}
-
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> None:
-        self.now += seconds
-        self._next = callback
-
-    def run(self) -> set[int]:
-        """Kill all; returns what was alive at the end."""
-        ended: list[set[int]] = []
-        self.kill_all(ended.append)
-        while not ended:
-            self._next()
-        return ended[0]
-
-
-@pytest.mark.parametrize(("seconds", "alive"), [(0.0, set[int]()), (12.0, set[int]()), (30.0, {7})])
-def test_a_killed_process_has_time_to_end_on_a_busy_machine(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, alive: set[int]
-) -> None:
-    slow = SlowlyEndingSupervisor(seconds)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: slow.now)
-    assert slow.run() == alive
-    assert slow.now <= supervisor.KILL_ALL_SECONDS + supervisor.LATE_KILL_INTERVAL_SECONDS

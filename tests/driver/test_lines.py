@@ -10,12 +10,8 @@ from decathlon_sandbox.lines import (
     Control,
     Lines,
     attach_line,
-    attached_line,
-    body_of_ids,
-    ids_of_body,
     refused_line,
 )
-from decathlon_sandbox.requests import UsedIds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,16 +25,6 @@ def pair(max_bytes: int = 1000) -> tuple[Lines, Lines]:
     writer.begin_writing(NONCE)
     reader.begin_reading(NONCE)
     return writer, reader
-
-
-def test_bodies_arrive_in_order_in_whatever_parts() -> None:
-    for size in (1, 2, 7, 50, 10_000):
-        writer, reader = pair()
-        data = b"".join(writer.frame(body) for body in BODIES)
-        received = [
-            line for start in range(0, len(data), size) for line in reader.receive(data[start : start + size])
-        ]
-        assert received == BODIES
 
 
 @given(st.integers(0, 3), st.sampled_from(["lost", "doubled", "torn", "changed"]), st.integers(1, 500))
@@ -71,25 +57,6 @@ def test_lines_of_another_attachment_are_damaged() -> None:
     assert [*reader.receive(writer.frame(b"{}"))] == [DAMAGED]
 
 
-def test_nothing_but_control_lines_is_read_before_the_attachment() -> None:
-    writer, reader = Lines(1000), Lines(1000)
-    writer.begin_writing(NONCE)
-    (control,) = reader.receive(b"torn" + attach_line(NONCE, 3, 6, 60) + writer.frame(b"{}"))
-    assert isinstance(control, Control)
-    assert (control.kind, control.nonce, control.numbers) == (b"attach", NONCE, [3, 6, 60])
-
-
-def test_reading_can_begin_in_the_middle_of_what_has_arrived() -> None:
-    writer, reader = Lines(1000), Lines(1000)
-    writer.begin_writing(NONCE)
-    received: list[bytes | Control] = []
-    for line in reader.receive(attached_line(NONCE, 6) + writer.frame(b"one") + writer.frame(b"two")):
-        received.append(line)
-        if isinstance(line, Control):
-            reader.begin_reading(line.nonce)
-    assert received[1:] == [b"one", b"two"]
-
-
 @pytest.mark.parametrize("size", [7, 100_000])
 def test_line_over_the_limit_is_reported_once_and_takes_no_memory(size: int) -> None:
     _, reader = pair(max_bytes=100)
@@ -113,32 +80,3 @@ def test_line_over_the_limit_is_reported_once_and_takes_no_memory(size: int) -> 
 )
 def test_control_line_that_is_not_intact_is_none(line: bytes) -> None:
     assert [*Lines(1000).receive(line + b"\n")] == []
-
-
-@pytest.mark.parametrize(
-    ("body", "ids"),
-    [
-        (b"done", []),
-        (b"done 1 22", [1, 22]),
-        (b"done  1", None),
-        (b"done x", None),
-        (b"done -1", None),
-        (b"done " + b"9" * 40, None),
-        (b"doner 1", None),
-        (b"pending 1", None),
-        (b"", None),
-    ],
-)
-def test_ids_are_numbers_after_their_kind(body: bytes, ids: list[int] | None) -> None:
-    assert ids_of_body(body, b"done") == ids
-    if ids is not None:
-        assert body_of_ids(b"done", ids) == body
-
-
-@given(st.lists(st.integers(0, 40)))
-def test_used_ids_are_a_set(numbers: list[int]) -> None:
-    used, model = UsedIds(), set[int]()
-    for number in numbers:
-        assert used.add(number) == (number not in model)
-        model.add(number)
-        assert [number for number in range(42) if number in used] == sorted(model)

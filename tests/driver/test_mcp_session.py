@@ -66,14 +66,10 @@ def session() -> Session:
 
 MALFORMED = [
     '{"jsonrpc":"2.0","id":$id,"result":{"x":NaN}}',
-    '{"jsonrpc":"2.0","id":$id,"result":{"x":-Infinity}}',
     '{"jsonrpc":"2.0","id":$id,"result":{"x":1e999}}',
     '{"jsonrpc":"2.0","id":$id,"result":{"x":"\x01"}}',
     '{"jsonrpc":"2.0","id":$id,"result":{"x":',
-    '{"jsonrpc": "2.0", "id": $id, "result": {}} trailing',
-    '{"result":{"x":NaN},"jsonrpc":"2.0","id":$id}',
     '{"jsonrpc":"2.0","id":$id}',
-    '{"jsonrpc":"2.0","id":$id,"error":null}',
     '{"jsonrpc":"2.0","id":$id,"result":' + '{"x":' * 160 + "1" + "}" * 161,
     '{"jsonrpc":"2.0","id":$id,"result":{"x":' + "[" * 100_000 + "]" * 100_000 + "}}",
     '{"jsonrpc":"2.0","id":$id,"result":{"x":"\udcff"}}',
@@ -91,10 +87,7 @@ def test_malformed_reply_fails_its_call(session: Session, line: str) -> None:
 RESULT = '{"jsonrpc":"2.0","id":$id,"result":{"a":1}'
 LENIENT = {
     "id as text": '{"jsonrpc":"2.0","id":"$id","result":{"a":1}}',
-    "id as text with a zero": '{"jsonrpc":"2.0","id":"0$id","result":{"a":1}}',
     "null beside a result": RESULT + ',"error":null}',
-    "null before a result": '{"error":null,"id":$id,"jsonrpc":"2.0","result":{"a":1}}',
-    "no error beside a result": RESULT + ',"error":{"message":"no code"}}',
     "null method": '{"jsonrpc":"2.0","id":$id,"method":null,"params":null,"result":{"a":1}}',
 }
 """Replies that both Python SDKs take as results."""

@@ -8,11 +8,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from decathlon_sandbox import wire
 
-from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, command, driver, stdio_server
+from tests.driver.peer import DriverPeer, WireError, driver, stdio_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -29,11 +27,6 @@ async def check_answers(peer: DriverPeer, server: str = "scripted") -> None:
     ("behaviour", "message", "data"),
     [
         ("dies", "server scripted ended with exit code 7", {"exit_code": 7, "stderr": "no such luck\n"}),
-        (
-            "dies_listing",
-            "server scripted ended with exit code 9",
-            {"exit_code": 9, "stderr": "cannot list\n"},
-        ),
         ("silent", "server scripted was not up after 2 s", {"exit_code": None, "stderr": "thinking\n"}),
         ("refuses", "server scripted answered initialize with an error: not today", {"exit_code": None}),
         ("endless", "has an endless list of tools", {"exit_code": None}),
@@ -73,20 +66,6 @@ async def test_noise_before_the_handshake_is_ignored(peer: DriverPeer) -> None:
     await check_answers(peer)
 
 
-async def test_server_that_exits_while_others_start_fails_the_start(peer: DriverPeer) -> None:
-    """It was initialized already; a silent server keeps the start from ending."""
-    mortal = peer.scripted_server("plain", "mortal")
-    number = await peer.begin_start(mortal, peer.scripted_server("silent"), deadline_seconds=1000)
-    await peer.until_living(2)
-    kill = command("pkill", "-KILL", "-f", f"scripted.py plain {peer.token}")
-    result = await peer.request(wire.RUN, **kill)
-    assert result["exit_code"] == 0
-    with pytest.raises(WireError, match="server mortal was ended by signal 9") as error:
-        await peer.result(number)
-    assert error.value.data["exit_code"] == -9
-    assert peer.living() == []
-
-
 # in a call
 
 
@@ -103,7 +82,6 @@ async def plain(anyio_backend: object) -> AsyncGenerator[DriverPeer]:
     [
         ("die", 3, "ended with exit code 3"),
         ("die_by_signal", -9, "was ended by signal 9"),
-        ("die_half", 4, "ended with exit code 4"),
     ],
 )
 async def test_exit_during_a_call_fails_all_calls_of_the_server_and_is_reported(
@@ -141,19 +119,6 @@ async def test_server_that_closes_its_stdout_is_lost(peer: DriverPeer) -> None:
     with pytest.raises(WireError, match="closed its stdout"):
         await peer.tool("scripted", "close_stdout")
     await peer.until_living(0)
-
-
-async def test_reply_that_is_not_utf8_fails_the_call(plain: DriverPeer) -> None:
-    with pytest.raises(WireError, match="not JSON") as error:
-        await plain.tool("scripted", "half_utf8")
-    assert error.value.reason == "server"
-    await check_answers(plain)
-
-
-async def test_a_cursor_that_repeats_ends_the_list_and_keeps_its_tools(peer: DriverPeer) -> None:
-    info = (await peer.start(peer.scripted_server("repeating")))["scripted"]
-    assert {tool["name"] for tool in info["tools"]} == {"any"}
-    await check_answers(peer)
 
 
 async def call_text(peer: DriverPeer, characters: int, **options: Any) -> Any:
@@ -223,12 +188,3 @@ async def test_server_that_does_not_read_blocks_no_other(peer: DriverPeer) -> No
             await peer.result(number)
         reasons.append(error.value.reason)
     assert reasons == ["timeout"] * 3 + ["server"] * 2
-
-
-async def test_server_that_ignores_signals_ends_with_the_driver(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("stubborn"))
-    await peer.tool("scripted", "daemon")
-    await peer.until_living(2)
-    with anyio.fail_after(BOUND_SECONDS):
-        assert await peer.close() == 0
-    assert peer.living() == []

@@ -67,12 +67,6 @@ async def sdk(anyio_backend: object) -> AsyncGenerator[DriverPeer]:
         yield peer
 
 
-async def test_concurrent_calls_to_one_server_get_their_own_replies(sdk: DriverPeer) -> None:
-    numbers = {await sdk.begin_tool("sdk", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}
-    for number, words in numbers.items():
-        assert (await sdk.result(number))["result"]["content"][0]["text"] == words
-
-
 async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(sdk: DriverPeer) -> None:
     numbers = [await sdk.begin_tool("sdk", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
     for number in numbers:
@@ -151,35 +145,11 @@ async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_
     assert ours.items() <= json.loads(await peer.text("two", "where"))["environment"].items()
 
 
-async def test_server_program_is_looked_up_in_the_servers_path(peer: DriverPeer, tmp_path: Path) -> None:
-    (tmp_path / "only-here").symlink_to(sys.executable)
-    server = peer.scripted_server("plain", env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    await peer.start({**server, "command": "only-here"})
-    assert json.loads(await peer.text("scripted", "where"))["environment"]["PATH"].startswith(str(tmp_path))
-
-
 async def test_all_pages_of_tools_are_listed_unchanged(peer: DriverPeer) -> None:
     info = await peer.start(peer.scripted_server("paged"), peer.scripted_server("toolless", "none"))
     assert [tool["name"] for tool in info["scripted"]["tools"]] == [f"tool{page}" for page in range(5)]
     assert info["scripted"]["tools"][0]["x-unknown"] == {"kept": [1, None]}
     assert info["none"]["tools"] == []
-
-
-async def test_only_servers_that_do_not_run_are_started(peer: DriverPeer) -> None:
-    one, two = peer.scripted_server("plain", "one"), peer.scripted_server("plain", "two")
-    assert await peer.start() == {}
-    assert set(await peer.start(one)) == {"one"}
-    assert set(await peer.start(one, two)) == {"two"}
-    assert await peer.start(one, two) == {}
-    assert len(peer.living()) == 2
-
-
-async def test_definition_starts_nothing_and_the_newest_one_holds(peer: DriverPeer) -> None:
-    for name in ("plain", "toolless"):
-        await peer.request(wire.DEFINE, servers=[peer.scripted_server(name)])
-    assert peer.living() == []
-    started = await peer.request(wire.START, names=["scripted"], deadline_seconds=30)
-    assert started["servers"]["scripted"]["tools"] == []
 
 
 async def test_start_waits_for_one_that_is_under_way(peer: DriverPeer) -> None:
@@ -218,28 +188,6 @@ async def test_failure_of_a_start_fails_those_that_wait_but_its_cancellation_doe
     assert first_error.value.reason == ("cancelled" if is_cancelled else "server")
     assert second_error.value.data["server"] == "scripted"
     assert peer.living() == []
-
-
-async def test_server_that_failed_to_start_can_be_started_by_name(peer: DriverPeer) -> None:
-    with pytest.raises(WireError):
-        await peer.start(peer.scripted_server("dies"))
-    await peer.request(wire.DEFINE, servers=[peer.scripted_server("plain")])
-    await peer.request(wire.START, names=["scripted"], deadline_seconds=30)
-    assert await peer.text("scripted", "text", unit="up", times=1) == "up"
-
-
-async def test_cancelled_start_leaves_no_process(peer: DriverPeer) -> None:
-    number = await peer.begin_start(
-        peer.scripted_server("plain", "one"), peer.scripted_server("silent", "two"), deadline_seconds=1000
-    )
-    await peer.until_living(2)
-    await peer.cancel(number)
-    with pytest.raises(WireError) as error:
-        await peer.result(number)
-    assert error.value.reason == "cancelled"
-    assert peer.living() == []
-    with pytest.raises(WireError, match="stopped"):
-        await peer.tool("one", "text", unit="a", times=1)
 
 
 async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer) -> None:

@@ -67,9 +67,6 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> None:
         os._exit(3)
     elif name == "die_by_signal":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif name == "die_half":
-        write(b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number)
-        os._exit(4)
     elif name == "answer_and_die":
         text(number, "done")
         os._exit(5)
@@ -97,9 +94,6 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> None:
         text(number, json.dumps(details))
     elif name == "peek":
         peek(number, arguments["path"])
-    elif name == "daemon":
-        daemonise()
-        text(number, "started")
 
 
 def peek(number: int, path: str) -> None:
@@ -139,13 +133,6 @@ def list_tools(number: int, params: dict[str, Any]) -> None:
         reply(number, {"tools": [{**TOOL, "name": f"tool{page}"}], **more})
     elif BEHAVIOUR == "endless":
         reply(number, {"tools": [], "nextCursor": str(number)})
-    elif BEHAVIOUR == "repeating":
-        reply(number, {"tools": [TOOL], "nextCursor": "again"})
-    elif BEHAVIOUR == "doubled":
-        reply(number, {"tools": [TOOL, {**TOOL, "name": "other"}, {**TOOL, "description": "the last"}]})
-    elif BEHAVIOUR == "dies_listing":
-        write_stderr("cannot list\n")
-        os._exit(9)
     else:
         reply(number, {"tools": [TOOL]})
 
