@@ -134,10 +134,8 @@ def test_a_faulty_member_takes_none_of_its_neighbours_along() -> None:
     ("item", "text"),
     [
         ({"type": "video", "data": "AAAA"}, 'Invalid value \'video\' - at `$.type`]\n{"type":"video"}'),
-        ({"type": "markdown", "text": "# t"}, "Invalid value 'markdown' - at `$.type`]\n# t"),
         ({"type": "text", "text": None}, "Expected `str`, got `null` - at `$.text`]\n"),
         ({"type": "image", "data": "AA-_", "mimeType": "image/png"}, "it is not Base64]\n"),
-        ({"type": "image", "data": "AAAA"}, "missing required field `mimeType`]\n"),
         ({"type": "resource_link", "name": "notes", "uri": "/a"}, "`uri` is not a URI]\n"),
         (
             {"type": "resource", "resource": {"uri": "/a", "text": "words"}},
@@ -147,8 +145,6 @@ def test_a_faulty_member_takes_none_of_its_neighbours_along() -> None:
             {"type": "resource", "resource": {"uri": "a:b", "blob": "="}},
             "it is not Base64 - at `$.resource`]\n",
         ),
-        ({"type": "resource", "resource": None}, "Expected `object`, got `null` - at `$.resource`]\n"),
-        (7, "Expected `object`, got `int`]\n7"),
         ("words", 'Expected `object`, got `str`]\n"words"'),
     ],
 )
@@ -169,12 +165,10 @@ def test_an_item_that_cannot_be_valid_becomes_a_text_that_says_why(item: Any, te
             {"content": None, "structuredContent": {"a": 1}},
             {"structuredContent": {"a": 1}, "content": ['{"a": 1}']},
         ),
-        ({"content": [], "structuredContent": [1]}, {"content": ["[1]"]}),
         ({"content": [], "structuredContent": None}, {"content": []}),
         ({"content": [], "isError": 1}, {"content": [], "isError": True}),
         ({"content": [], "isError": "maybe"}, {"content": []}),
         ({"content": [], "_meta": {"progressToken": None, "own": 1}}, {"content": [], "_meta": {"own": 1}}),
-        ({"content": [], "_meta": {"progressToken": 1 << 60}}, {"content": [], "_meta": {}}),
         (
             {"content": [], "_meta": {"io.modelcontextprotocol/related-task": {}}},
             {"content": [], "_meta": {}},
@@ -212,9 +206,8 @@ def test_what_would_be_long_to_repair_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("text", "is_base64"),
     [
-        *(("", True), ("AAAA", True), ("AA==", True), ("AAA=", True), ("AAA", True), ("AA\nAA\r\n", True)),
-        *(("A", False), ("AA=", False), ("====", False), ("AA=A", False), ("A===", False), ("AA-_", False)),
-        *(("AAAA=", False), ("\u00c4AAA", False), ("data:image/png;base64,AAAA", False)),
+        *(("", True), ("AA==", True), ("AAA", True), ("AA\nAA\r\n", True)),
+        *(("A", False), ("AA=", False), ("AA=A", False), ("AA-_", False), ("\u00c4AAA", False)),
     ],
 )
 def test_base64_is_what_atob_reads(text: str, is_base64: bool) -> None:
@@ -225,10 +218,8 @@ def test_base64_is_what_atob_reads(text: str, is_base64: bool) -> None:
 @pytest.mark.parametrize(
     ("result", "place"),
     [
-        ("{}", "`content`"),
         ('{"content":"x"}', "$.content"),
         ('{"content":null}', "`content`"),
-        ("[1]", "Expected `object`"),
     ],
 )
 def test_a_refused_result_is_an_error_that_names_the_place(result: str, place: str) -> None:
@@ -280,35 +271,27 @@ def test_a_definition_without_fault_is_not_changed() -> None:
     assert changed > 300
 
 
-@pytest.mark.parametrize(
-    ("params", "kept"),
-    [
-        ({"progress": 1, "total": 2, "message": "half", "_meta": {"a": 1}, "more": None}, ...),
-        ({"progress": 0.5}, ...),
-        ({}, None),
-        ({"progress": True}, None),
-        ({"progress": "1"}, None),
-        ({"progress": 10**400}, None),
-        ({"progress": 1, "total": None, "message": None, "_meta": None}, {"progress": 1}),
-        ({"progress": 1, "total": []}, {"progress": 1}),
-        ({"progress": 1, "message": 7, "more": 1}, {"progress": 1, "more": 1}),
-        ({"progress": 1, "_meta": {"progressToken": None}}, {"progress": 1, "_meta": {}}),
-    ],
-)
-def test_of_progress_what_mcp_does_not_allow_is_left_out(params: Any, kept: Any) -> None:
-    params = msgspec.json.decode(as_json(params))
-    assert valid_notification(params, ProgressParams) == (params if kept is ... else kept)
+PROGRESS: Any = {"progress": 1, "total": 2, "message": "half", "_meta": {"a": 1}, "more": None}
 
 
 @pytest.mark.parametrize(
-    ("params", "kept"),
+    ("params_type", "params", "kept"),
     [
-        ({"level": "info", "data": None, "logger": "files"}, ...),
-        ({"level": "loud", "data": 1}, None),
-        ({"level": ["info"], "data": 1}, None),
-        ({"level": "info"}, None),
-        ({"level": "info", "data": None, "logger": None, "_meta": 5}, {"level": "info", "data": None}),
+        (ProgressParams, PROGRESS, PROGRESS),
+        (ProgressParams, {}, None),
+        (ProgressParams, {"progress": True}, None),
+        (ProgressParams, {"progress": 10**400}, None),
+        (ProgressParams, {"progress": 1, "total": [], "message": None, "_meta": None}, {"progress": 1}),
+        (LogParams, {"level": "loud", "data": 1}, None),
+        (LogParams, {"level": "info"}, None),
+        (
+            LogParams,
+            {"level": "info", "data": None, "logger": None, "_meta": 5},
+            {"level": "info", "data": None},
+        ),
     ],
 )
-def test_of_log_messages_what_mcp_does_not_allow_is_left_out(params: Any, kept: Any) -> None:
-    assert valid_notification(params, LogParams) == (params if kept is ... else kept)
+def test_of_notifications_what_mcp_does_not_allow_is_left_out(
+    params_type: Any, params: Any, kept: Any
+) -> None:
+    assert valid_notification(msgspec.json.decode(as_json(params)), params_type) == kept

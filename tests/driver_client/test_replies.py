@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import Raw
 
-from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
+from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply
 from decathlon_mcp.errors import DriverError, LimitExceededError
 
 
@@ -28,12 +27,9 @@ def text_of(reply: Reply) -> str:
 @pytest.mark.parametrize(
     "result",
     [
-        '{"content":[],"isError":false}',
         '{"content":[{"type":"text","text":"a\\u0064\\n\\"\\/ é \\ud83d\\ude00"}],"x":[1.0,1E2,-0,0.10]}',
         '{"structuredContent":{"_meta":{"decathlon/verdict":1}},"content":[{"type":"text","text":"t"}]}',
         '{"content":[{"text":"t","_meta":{"other":[ 1 ]},"type":"text","x":{ }}],"_meta":{"a":{ }}}',
-        '{"content":[{"type":"resource","resource":{"uri":"a:b","text":"decathlon/","y":[ ]}}],"_meta":{}}',
-        '{"content":[{"type":"text","text":"t","annotations":{ }}],"structuredContent":{"a": null}}',
         '{"content":[],"count":123456789012345678901234567890,"hash":"a1e99999","digits":"%s"}' % ("7" * 500),
     ],
 )
@@ -47,13 +43,11 @@ def test_a_result_is_relayed_as_its_server_sent_it(result: str) -> None:
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        ('"_meta":{"decathlon/verdict":1,"a":2}', '"_meta":{"a":2}'),
         ('"_meta":{"\\u0064ecathlon\\/x":1}', '"_meta":{}'),
         ('"\\u005fmeta":{"DECATHLON/x":1}', '"_meta":{}'),
         ('"content":[{%s"_meta":{"decathlon/x":1}}]', '"content":[{%s"_meta":{}}]'),
         # Parsers differ in which of two members with one name they read; Go merges them.
         ('"_meta":{"decathlon/x":1},"_meta":{"a":1}', '"_meta":{"a":1}'),
-        ('"_meta":{"a":1},"_meta":{"decathlon/x":1}', '"_meta":{}'),
         ('"content":[{%s"_meta":{"decathlon/x":1}}],"content":[]', '"content":[]'),
         ('"content":[{%s"_meta":{"decathlon/x":1},"_meta":{}}]', '"content":[{%s"_meta":{}}]'),
         ('"_meta":{"decathlon/x":1,"decathlon/x":2,"a":1}', '"_meta":{"a":1}'),
@@ -83,24 +77,15 @@ def test_keys_of_this_server_are_removed_however_they_are_written(result: str, e
     "value",
     [
         "NaN",
-        "Infinity",
-        "-Infinity",
         "1e999",
-        "-1E+400",
         "1" * 299 + "e20",
         "9" * 5000,
         "01",
-        "1.",
-        "+1",
         '"\\ud800"',
-        '"\\udc00x"',
         '"\\ud800\\u0041"',
         '"\\x41"',
-        '"\\u00g0"',
         '"a\tb"',
-        '"a\rb"',
         "[1,]",
-        "tru",
     ],
 )
 def test_text_that_some_client_cannot_read_is_refused(value: str) -> None:
@@ -122,9 +107,7 @@ def test_text_that_is_not_utf8_is_refused(value: bytes) -> None:
         '{"a":%s}' % ("[" * 130 + "]" * 130),
         '{{"a":[{}]}}'.format(",".join(["1"] * 100_001)),
         '{"content":[],"_meta":{"a":%s}}' % ("[" * 130 + "]" * 130),
-        '{"content":[],"structuredContent":{"a":%s}}' % ("[" * 130 + "]" * 130),
         '{{"content":[],"structuredContent":{{"a":[{}]}}}}'.format(",".join(["1"] * 100_001)),
-        '{{"content":[{}]}}'.format(",".join(['{"type":"text","text":""}'] * 20_001)),
         '{{"content":[{{"type":"text","text":"","annotations":{{"audience":[{}]}}}}]}}'.format(
             ",".join(['"user"'] * 100_001)
         ),
@@ -170,32 +153,9 @@ def test_white_space_cannot_break_a_line() -> None:
     assert reply.decoded() == {"result": {"a": [1, {"b": 2}], "content": content, "_meta": {"c": 3}}}
 
 
-@pytest.mark.parametrize("expected", [True, False])
-def test_is_error_is_that_of_the_result(expected: bool) -> None:
-    assert read(f'{{"content":[],"isError":{str(expected).lower()}}}').is_error is expected
-    assert not read('{"content":[]}').is_error
-
-
 def test_the_place_of_an_overlong_result_is_added() -> None:
     reply = read('{"content":[],"_meta":{"decathlon/overlong":1}}', overlong='{"path":"/a","characters":9}')
     value: Any = {OVERLONG_KEY: {"path": "/a", "characters": 9}}
     assert reply.meta == value
     assert reply.decoded() == {"result": {"content": [], "_meta": value}}
     assert read('{"content":[]}', overlong='{"path":5}').meta == {}
-
-
-def test_members_can_be_added_to_a_result() -> None:
-    reply = read('{"content":[],"x":1.0,"_meta":{"a":1}}')
-    assert reply.result_with({"resultType": "complete", "_meta": {"b": 2}}) == (
-        b'{"content":[],"x":1.0,"_meta":{"b":2},"resultType":"complete"}'
-    )
-
-
-def test_arguments_are_sent_as_the_client_sent_them() -> None:
-    params = CallParams(b'{ "a": 1.0, "b": "\\n"}', {"k": 1})
-    assert params.for_tool("read") == {
-        "name": "read",
-        "arguments": Raw(b'{ "a": 1.0, "b": "\\n"}'),
-        "_meta": {"k": 1},
-    }
-    assert CallParams().for_tool("read") == {"name": "read"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,14 +12,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from decathlon_mcp.app import create_sandbox_factory
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import (
-    AtCapacityError,
     ImageError,
     ProviderUnavailableError,
 )
@@ -28,12 +26,9 @@ from decathlon_mcp.plugins import pool as warm_pool
 from decathlon_mcp.plugins.metrics import Metrics
 from decathlon_mcp.plugins.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.machine_limits import MemoryFloor
-from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import SandboxRow, Store
-from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import Network
 from tests.driver.peer import until
 from tests.episodes.environment import (
@@ -45,7 +40,6 @@ from tests.episodes.environment import (
 )
 from tests.fakes.driver import Faults
 from tests.fakes.provider import FakeProvider, FakeSandbox
-from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio
 
@@ -140,20 +134,6 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
         assert agent not in provider.machine.sandboxes
 
 
-async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider) as registry:
-        await open_ahead(registry.factories)
-        episode = registry.start("find-answer", PLAYER)
-        await episode.state.reach(Phase.READY)
-        await episode.claim_done(None)
-        assert (await episode.evaluate()).reward == 1.0
-        episode.close()
-        await ended(episode)
-    names = [box.spec.name for box in provider.opened]
-    assert names == [f"{episode.spec.public_id}-agent", f"{episode.spec.public_id}-grader1"]
-
-
 async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), pool=2) as registry:
         await open_ahead(registry.factories)
@@ -182,9 +162,7 @@ async def test_a_server_that_hands_over_leaves_only_what_episodes_have(tmp_path:
                 assert [own for own in pool.names if is_pooled(own)] == [name]
 
 
-async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(tmp_path: Path) -> None:
     create_state_folder(tmp_path / "state")
     with Store.open(tmp_path / "state", "server") as store:
         async with pooled(tmp_path, 1) as pool:
@@ -195,17 +173,6 @@ async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(
                 (row,) = store.find(SandboxRow, episode="e")
                 assert (row.name, row.role, row.spec["image"]) == (name, "agent", "sha256:fake")
             assert store.find(SandboxRow) == []
-            await pool.until_idle(1)
-
-            def refuse(*arguments: object) -> None:
-                raise AtCapacityError("the disk is full")
-
-            monkeypatch.setattr(Store, "save", refuse)
-            (idle,) = pool.names
-            with pytest.raises(AtCapacityError):
-                async with pool.opened(records=records):
-                    pass
-            await until(lambda: idle not in pool.names)
 
 
 async def test_pool_and_episodes_together_keep_the_limit(tmp_path: Path) -> None:
@@ -219,17 +186,6 @@ async def test_pool_and_episodes_together_keep_the_limit(tmp_path: Path) -> None
                 async with pool.opened("outbound"):
                     await until(lambda: len(pool.names) == 3)
                     assert (pool.pool.idle, pool.pool.opening) == (0, 0)
-
-
-async def test_none_gives_way_while_there_is_room(tmp_path: Path) -> None:
-    async with pooled(tmp_path, 2) as pool:
-        async with pool.opened():
-            await pool.until_idle(2)
-            idle = {name for name in pool.names if is_pooled(name)}
-            async with pool.opened("outbound") as name:
-                assert not is_pooled(name)
-                await pool.until_idle(4)
-                assert idle <= {*pool.names}
 
 
 async def test_an_episode_does_not_wait_until_a_sandbox_that_gives_way_is_gone(tmp_path: Path) -> None:
@@ -277,7 +233,7 @@ async def test_an_episode_does_not_wait_for_one_that_is_being_opened(tmp_path: P
             await pool.until_idle(2)
 
 
-@pytest.mark.parametrize("limit", ["opening", "opening_graders", "set_ups"])
+@pytest.mark.parametrize("limit", ["opening", "set_ups"])
 async def test_refills_wait_for_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """While as many as may be are opened, or one is set up."""
     monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 3600.0)
@@ -417,23 +373,3 @@ async def test_cancelled_openings_leave_nothing(tmp_path: Path, *, warm: bool) -
                 tasks.cancel_scope.cancel()
             assert pool.admission.active == 0
             await until(lambda: len(pool.names) <= int(warm) and not pool.pool.opening)
-
-
-async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
-    suite = load_suite(SUITE)
-    common = tmp_path / "common.tar"
-    suite.common_archive(common)
-    admission = Admission(max_sandboxes=4, max_opening=4, max_queue=4)
-    pool = SandboxPool(4, admission)
-    async with AsyncExitStack() as stack:
-        provider = await stack.enter_async_context(
-            HostProvider("owner", tmp_path / "sandboxes", isolation="none")
-        )
-        await stack.enter_async_context(pool.running())
-        factory = create_sandbox_factory(suite, provider, common, read_settings({}))
-        factory = replace(factory, source=pool)
-        spec = factory.first_spec(suite.tasks["find-answer"])
-        await factory.expect(spec)
-        async with factory.open("own-agent", "none", records=SandboxRecords(None, "e")) as (sandbox, _):
-            assert sandbox.spec.name == "own-agent"
-        assert (pool.idle, pool.opening) == (0, 0)

@@ -129,18 +129,6 @@ async def test_connection_is_closed_if_its_target_does_not_answer(driver: Driver
     await driver.ping()
 
 
-async def test_connection_ends_inside_when_the_service_aborts(driver: DriverClient) -> None:
-    async def abort_after_hello(stream: SocketStream) -> None:
-        await stream.send(b"bye")
-        await anyio.aclose_forcefully(stream)
-
-    inside = free_port()
-    async with service(abort_after_hello) as outside:
-        await tunnels.forward(driver, {inside: connector(outside)})
-        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
-            assert await receive_all(client) == b"bye"
-
-
 async def test_forwarding_a_port_in_use_is_an_error(driver: DriverClient) -> None:
     async with service(upper_case_service) as port:
         with pytest.raises(DriverError, match="cannot be listened on") as error:
@@ -189,46 +177,28 @@ async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> No
 
 
 async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Path) -> None:
-    owner, opened = unique_owner(), anyio.Event()
+    port = free_port()
     spec = SandboxSpec("tunnels", BOOT_COMMAND, PurePosixPath("/episode"), survives=True)
 
-    async def echo(stream: Any) -> None:
-        async with stream:
-            async for chunk in stream:
-                opened.set()
-                await stream.send(chunk)
-
     async with (
-        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-        anyio.create_task_group() as tasks,
+        service(upper_case_service) as outside,
+        HostProvider(unique_owner(), tmp_path, isolation="none") as provider,
+        provider.open(spec) as sandbox,
     ):
-        tasks.start_soon(listener.serve, echo)
-        target = listener.extra(anyio.abc.SocketAttribute.local_port)
-
-        async def dial() -> Any:
-            return await anyio.connect_tcp("127.0.0.1", target)
-
-        async with await anyio.create_tcp_listener(local_host="127.0.0.1") as unused:
-            port = unused.extra(anyio.abc.SocketAttribute.local_port)
-        async with (
-            HostProvider(owner, tmp_path, isolation="none") as provider,
-            provider.open(spec) as sandbox,
-        ):
-            async with connect(sandbox, reconnect=ReconnectPolicy(60, 1)) as client:
-                await tunnels.forward(client, {port: dial})
-                old = await anyio.connect_tcp("127.0.0.1", port)
-                await old.send(b"a")
-                assert await old.receive() == b"a"
-            await sandbox.reopen()
-            async with connect(sandbox, reconnect=ReconnectPolicy(60, 2), reattached=True) as client:
-                await tunnels.forward(client, {port: dial})
-                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                    await old.receive()
-                async with await anyio.connect_tcp("127.0.0.1", port) as new:
-                    await new.send(b"b")
-                    assert await new.receive() == b"b"
-            await old.aclose()
-        tasks.cancel_scope.cancel()
+        async with connect(sandbox, reconnect=ReconnectPolicy(60, 1)) as client:
+            await tunnels.forward(client, {port: connector(outside)})
+            old = await anyio.connect_tcp("127.0.0.1", port)
+            await old.send(b"a")
+            assert await old.receive() == b"A"
+        await sandbox.reopen()
+        async with connect(sandbox, reconnect=ReconnectPolicy(60, 2), reattached=True) as client:
+            await tunnels.forward(client, {port: connector(outside)})
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await old.receive()
+            async with await anyio.connect_tcp("127.0.0.1", port) as new:
+                await new.send(b"b")
+                assert await new.receive() == b"B"
+        await old.aclose()
 
 
 @pytest.fixture
@@ -252,14 +222,14 @@ async def fill(peer: DriverPeer, port: int) -> list[int]:
     return dials
 
 
-@pytest.mark.parametrize("way", ["cancel", "reset", "both"])
+@pytest.mark.parametrize("way", ["cancel", "reset"])
 async def test_dial_that_is_cancelled_gives_its_place_back(
     peer: DriverPeer, silent_port: int, way: str
 ) -> None:
     for number, dial in enumerate(await fill(peer, silent_port), 1):
-        if way in ("cancel", "both"):
+        if way == "cancel":
             await peer.cancel(dial)
-        if way in ("reset", "both"):
+        else:
             await peer.send({"jsonrpc": "2.0", "method": wire.RESET, "params": {"conn": -number}})
         with pytest.raises(WireError) as error:
             await peer.result(dial)
@@ -289,7 +259,7 @@ async def until_dialled(peer: DriverPeer, port: int, number: int) -> None:
 
 # DNS
 
-A, AAAA, HTTPS = 1, 28, 65
+A, AAAA = 1, 28
 
 
 def query(name: str, kind: int = A, *, flags: int = 0x0100, questions: int = 1, extra: bytes = b"") -> bytes:
@@ -312,30 +282,21 @@ def test_every_name_has_the_address_of_the_loopback() -> None:
     assert reply[len(asked) :] == struct.pack("!HHHIH4B", 0xC00C, A, 1, 60, 4, 127, 0, 0, 1)
 
 
-@pytest.mark.parametrize("kind", [AAAA, HTTPS, 16])
-def test_there_are_no_other_records(kind: int) -> None:
-    reply = answer(query("www.example.org", kind))
+def test_there_are_no_other_records() -> None:
+    reply = answer(query("www.example.org", AAAA))
     assert reply is not None
     assert struct.unpack("!HHHHHH", reply[:12])[:4] == (0x1234, 0x8180, 1, 0)
-    assert len(reply) == len(query("www.example.org", kind))
-
-
-def test_extensions_of_a_query_are_ignored() -> None:
-    assert answer(query("a.example", extra=b"\0\0\x29\x10\0\0\0\0\0\0\0")) == answer(query("a.example"))
+    assert len(reply) == len(query("www.example.org", AAAA))
 
 
 @pytest.mark.parametrize(
     "datagram",
     [
         b"",
-        b"x" * 11,
         query("a.example", flags=0x8180),
-        query("a.example", flags=0x2900),
-        query("a.example", questions=0),
         query("a.example", questions=2),
         query("a.example")[:-3],
         query("a.example")[:12] + b"\xc0\x0c\0\1\0\1",
-        query("a.example")[:12] + b"\x3f" + b"a" * 10,
         query("a.example")[:12] + (b"\x01a" * 2000),
     ],
 )
