@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -17,10 +16,8 @@ from anyio.streams.text import TextReceiveStream
 from mcp import Client
 
 SUITE = Path(__file__).parent / "suite"
-FIXTURE = SUITE / "local_servers" / "conformance"
 TASK = "everything"
 IDLE_SECONDS = 15
-"""Short, because the older suite never deletes a session: its episodes end when their lease expires."""
 START_SECONDS = 60
 STOP_SECONDS = 60
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)[/\s]")
@@ -82,11 +79,6 @@ async def stop(process: Process) -> None:
     process.kill()
 
 
-def fixture_command() -> Sequence[str]:
-    """Command that serves the fixture over streamable HTTP, without this project's server."""
-    return (sys.executable, str(FIXTURE), "--http")
-
-
 def decathlon_command(state: Path) -> Sequence[str]:
     """Command that serves the suite whose task has the fixture as its server."""
     program = Path(sys.executable).parent / "decathlon-mcp"
@@ -100,12 +92,6 @@ async def start_episode(base: str) -> str:
         started = await lobby.call_tool("start_episode", {"task": TASK})
     assert not started.is_error, started.content
     return str(started.structured_content["address"])
-
-
-def closed_port() -> int:
-    """A loopback port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def environment() -> dict[str, str]:

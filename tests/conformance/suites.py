@@ -1,4 +1,4 @@
-"""Installs the conformance suites pinned by `packages/package-lock.json`, runs them, reads the results."""
+"""Installs the conformance suite pinned by `packages/package-lock.json`, runs it, reads the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 
@@ -28,11 +28,9 @@ NPM_NETWORK_OPTIONS = (
 RUN_SECONDS = 240
 RESULT_FOLDER = re.compile(r"(?:server-)?(?P<scenario>.+)-\d{4}-\d\d-\d\dT[\d-]+Z")
 
-Package = Literal["conformance-0.1", "conformance-0.2"]
-
 
 class NotInstalledError(Exception):
-    """npm could not install the suites. The message contains the error that npm printed."""
+    """npm could not install the suite. The message contains the error that npm printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def environment() -> dict[str, str]:
 
 
 def install(cache: Path) -> Path:
-    """Install both suites into a folder below `cache`, once per content of the lock file; return the folder.
+    """Install the suite into a folder below `cache`, once per content of the lock file; return the folder.
 
     Safe to call from several processes at once. Raises NotInstalledError.
     """
@@ -124,10 +122,11 @@ def run_npm(folder: Path, *arguments: str, seconds: float = INSTALL_SECONDS) -> 
         raise NotInstalledError(f"npm {arguments[0]}: no answer in {seconds:g} s") from error
 
 
-async def run(installed: Path, package: Package, url: str, arguments: Sequence[str], results: Path) -> Report:
-    """Run a suite against the server at `url`. Its result files are written to `results`, a new folder."""
-    program = installed / "node_modules" / package / "dist" / "index.js"
-    command = [str(node()), str(program), "server", "--url", url, "--output-dir", str(results), *arguments]
+async def run(installed: Path, url: str, revision: str, results: Path) -> Report:
+    """Run the suite for a revision against the server at `url`. Its results go to a new folder."""
+    program = installed / "node_modules" / "conformance" / "dist" / "index.js"
+    command = [str(node()), str(program), "server", "--url", url, "--output-dir", str(results)]
+    command += ["--requirements", revision]
     with anyio.fail_after(RUN_SECONDS):
         # The exit code is not checked: it is also non-zero for failures that are expected.
         process = await anyio.run_process(command, cwd=results.parent, env=environment(), check=False)

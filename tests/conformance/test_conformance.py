@@ -1,4 +1,4 @@
-"""Runs the MCP conformance suites at each kind of the server's addresses and against the fixture alone."""
+"""Runs the MCP conformance suite at each kind of the server's addresses."""
 
 from __future__ import annotations
 
@@ -11,50 +11,39 @@ from typing import Literal
 import pytest
 
 from tests.conformance import expected, servers, suites
-from tests.conformance.suites import Package
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 EXPECTED = expected.load(Path(__file__).parent / "expected.yaml")
 
-Address = Literal["fixture", "task", "episode", "lobby"]
+Address = Literal["task", "episode", "lobby"]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One suite at one address. `expected.yaml` refers to it by `name`.
+    """The suite for one revision at one address.
 
     `scenarios`: number of scenarios, each of which must leave a result. `passes`: minimum number of checks
-    that must pass, because a suite can succeed against a server that does not answer.
+    that must pass, because the suite passes 45 checks against a server that does not answer.
     """
 
-    name: str
     address: Address
-    package: Package
-    arguments: tuple[str, ...]
+    revision: str
     scenarios: int
     passes: int
 
-
-def runs_at(address: Address, passes: dict[str, int]) -> list[Run]:
-    """The runs at an address, one for each suite in `passes`."""
-    suites: dict[str, tuple[Package, tuple[str, ...], int]] = {
-        "old": ("conformance-0.1", ("--suite", "all"), 32),
-        "2025-11-25": ("conformance-0.2", ("--requirements", "2025-11-25"), 33),
-        "2026-07-28": ("conformance-0.2", ("--requirements", "2026-07-28"), 50),
-    }
-    return [
-        Run(f"{address}-{suite}", address, *suites[suite], passes=minimum)
-        for suite, minimum in passes.items()
-    ]
+    @property
+    def name(self) -> str:
+        """As in `expected.yaml`."""
+        return f"{self.address}-{self.revision}"
 
 
 RUNS = (
-    *runs_at("fixture", {"old": 32, "2025-11-25": 69, "2026-07-28": 129}),
-    # A task's address serves only revisions with a handshake, and refuses the others as the protocol says.
-    *runs_at("task", {"old": 21, "2025-11-25": 58, "2026-07-28": 73}),
-    *runs_at("episode", {"old": 21, "2025-11-25": 58, "2026-07-28": 108}),
-    *runs_at("lobby", {"old": 7, "2025-11-25": 41, "2026-07-28": 85}),
+    # A task's address serves only revisions with a handshake.
+    Run("task", "2025-11-25", 33, 58),
+    Run("episode", "2025-11-25", 33, 58),
+    Run("episode", "2026-07-28", 50, 108),
+    Run("lobby", "2026-07-28", 50, 85),
 )
 
 
@@ -67,12 +56,6 @@ def installed(pytestconfig: pytest.Config) -> Path:
         if os.environ.get("DECATHLON_REQUIRE_DOCKER") == "1":
             raise
         pytest.skip(f"the conformance suites cannot be installed: {error}")
-
-
-@pytest.fixture(scope="module")
-async def fixture() -> AsyncIterator[str]:
-    async with servers.running(*servers.fixture_command()) as base:
-        yield base
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +76,7 @@ def problems(run: Run, report: suites.Report) -> list[str]:
 
 async def address_of(run: Run, base: str) -> str:
     match run.address:
-        case "fixture" | "lobby":
+        case "lobby":
             return f"{base}/mcp"
         case "task":
             return f"{base}/tasks/{servers.TASK}/mcp"
@@ -101,37 +84,9 @@ async def address_of(run: Run, base: str) -> str:
             return await servers.start_episode(base)
 
 
-async def assert_conforms(run: Run, base: str, installed: Path, results: Path) -> None:
-    report = await suites.run(installed, run.package, await address_of(run, base), run.arguments, results)
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+async def test_server_conforms(run: Run, decathlon: str, installed: Path, tmp_path: Path) -> None:
+    address = await address_of(run, decathlon)
+    report = await suites.run(installed, address, run.revision, tmp_path / "results")
     reasons = problems(run, report)
     assert not reasons, "\n".join([*reasons, "", "End of the suite's output:", report.output[-1000:]])
-
-
-@pytest.mark.parametrize("run", [run for run in RUNS if run.address == "fixture"], ids=lambda run: run.name)
-@pytest.mark.long
-async def test_fixture_by_itself_conforms(run: Run, fixture: str, installed: Path, tmp_path: Path) -> None:
-    await assert_conforms(run, fixture, installed, tmp_path / "results")
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        # What the older suite tests, the newer one tests too, in the revision that both have.
-        pytest.param(run, marks=pytest.mark.long) if run.package == "conformance-0.1" else run
-        for run in RUNS
-        if run.address != "fixture"
-    ],
-    ids=lambda run: run.name,
-)
-async def test_server_conforms(run: Run, decathlon: str, installed: Path, tmp_path: Path) -> None:
-    await assert_conforms(run, decathlon, installed, tmp_path / "results")
-
-
-@pytest.mark.long
-async def test_server_that_does_not_answer_does_not_conform(installed: Path, tmp_path: Path) -> None:
-    # The newer suite passes 45 checks against such a server; the expected numbers must catch that.
-    dead = f"http://127.0.0.1:{servers.closed_port()}/mcp"
-    for number, run in enumerate(run for run in RUNS if run.address == "episode"):
-        report = await suites.run(installed, run.package, dead, run.arguments, tmp_path / f"results-{number}")
-        assert len(report.passed) < run.passes
-        assert problems(run, report)

@@ -58,7 +58,7 @@ def relayed(result: Any) -> Any:
         return None
 
 
-@pytest.mark.parametrize("version", KNOWN_PROTOCOL_VERSIONS)
+@pytest.mark.parametrize("version", [KNOWN_PROTOCOL_VERSIONS[0], KNOWN_PROTOCOL_VERSIONS[-1]])
 def test_no_result_makes_an_sdk_client_raise(version: str) -> None:
     refused = repaired = 0
     for result in results():

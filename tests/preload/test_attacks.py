@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -95,9 +95,9 @@ import os, signal, sys, time
 traced = 0
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
-known, deadline = {1, os.getpid()}, time.monotonic() + 8
+known, deadline = {1, os.getpid()}, time.monotonic() + 20
 print("ready", flush=True)
-while time.monotonic() < deadline:
+while time.monotonic() < deadline and len(known) < 2 + MOST:
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) not in known:
             pid = int(name)
@@ -182,7 +182,7 @@ async def test_a_fork_that_is_stopped_half_way_gives_nothing_away(machine: Machi
     async with machine.sandbox(STATE) as (_, driver), anyio.create_task_group() as tasks:
 
         async def attack() -> None:
-            command = ["python3", "-c", STOPPING]
+            command = ["python3", "-c", f"MOST = 16\n{STOPPING}"]
             results.append((await driver.run(command, cwd="/tmp", timeout_seconds=60)).stdout)
 
         tasks.start_soon(attack)
@@ -204,7 +204,8 @@ async def test_a_fork_that_stays_stopped_ends_with_its_sandbox(machine: Machine)
     async with machine.sandbox(STATE) as (_, driver), anyio.create_task_group() as tasks:
 
         async def attack() -> None:
-            command = ["python3", "-c", STOPPING.replace("os.kill(pid, signal.SIGKILL)", "pass")]
+            script = STOPPING.replace("os.kill(pid, signal.SIGKILL)", "pass")
+            command = ["python3", "-c", f"MOST = 1\n{script}"]
             stopped.extend((await driver.run(command, cwd="/tmp", timeout_seconds=60)).stdout.splitlines())
 
         tasks.start_soon(attack)
@@ -236,8 +237,7 @@ async def test_servers_start_by_themselves_while_a_preloader_is_dead(machine: Ma
     assert not machine.preloads.cold
 
 
-@pytest.mark.parametrize("kind", ["file", "pipe"])
-async def test_a_descriptor_of_another_kind_lets_no_program_run_outside(machine: Machine, kind: str) -> None:
+async def test_a_descriptor_of_another_kind_lets_no_program_run_outside(machine: Machine) -> None:
     """A driver in the agent's hands sends what is no channel: the fork ran its program where it was."""
     spec = spec_of("reader", "-m", "json.tool")
     process = await machine.preload(spec)
@@ -245,13 +245,7 @@ async def test_a_descriptor_of_another_kind_lets_no_program_run_outside(machine:
     async with machine.sandbox(spec) as (sandbox, _):
         requests = machine.preloads.channel(sandbox)
         assert requests is not None
-        with requests, ExitStack() as stack:
-            if kind == "pipe":
-                descriptor, end = os.pipe()
-                stack.callback(os.close, end)
-                stack.callback(os.close, descriptor)
-            else:
-                descriptor = stack.enter_context(closing_descriptor(os.memfd_create("file")))
+        with requests, closing_descriptor(os.memfd_create("file")) as descriptor:
             socket.send_fds(requests, [b"reader"], [descriptor])
             with anyio.fail_after(30):
                 while not await children.read_text():  # noqa: ASYNC110  (there is no event for it)

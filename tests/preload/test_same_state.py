@@ -51,9 +51,8 @@ def ignored(*numbers: signal.Signals) -> Generator[None]:
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("merges", [False, True])
-async def test_a_fork_has_the_state_of_a_server_that_starts_by_itself(machine: Machine, merges: bool) -> None:
-    machine.merges = merges
+async def test_a_fork_has_the_state_of_a_server_that_starts_by_itself(machine: Machine) -> None:
+    machine.merges = True
     cold = await state_of(machine)
     assert machine.preloads.cold == ["it is not preloaded"]
     with ignored(signal.SIGINT, signal.SIGQUIT):

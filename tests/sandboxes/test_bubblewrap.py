@@ -117,13 +117,10 @@ async def test_files_go_to_the_writable_folders_and_must_fit(bubblewrap: Bench) 
             await sandbox.put(sandbox.root, pack(file_entry("large", bytes(300 << 20))))
 
 
-async def test_outbound_network_is_refused(bubblewrap: Bench) -> None:
+async def test_outbound_network_and_unsuitable_images_are_refused(bubblewrap: Bench, tmp_path: Path) -> None:
     with pytest.raises(NotRunnableError, match="--provider docker"):
         async with bubblewrap.provider.open(bubblewrap.spec(network="outbound")):
             pass
-
-
-async def test_unsuitable_images_are_refused(bubblewrap: Bench, tmp_path: Path) -> None:
     assert bubblewrap.image is not None
     for image, command, message in (
         (str(tmp_path), "python3", "is no unpacked image"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -34,12 +33,8 @@ SLOW = {
     snapshots.killed_server_leaves_whole_snapshots_only,
 }
 OF_NETWORKS = (
-    opening.nothing_is_left_after_exit,
-    opening.many_sandboxes_open_and_end_at_once,
     opening.cancelled_opening_leaves_nothing,
-    survival.sandbox_is_reattached,
     survival.sandbox_that_was_reattached_is_removed_at_its_exit,
-    survival.paused_sandbox_is_reattached_paused,
     survival.sandbox_that_does_not_survive_ends_with_its_server,
     survival.sweep_keeps_the_sandboxes_that_it_is_given,
 )
@@ -60,7 +55,7 @@ def quick(checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": quick(CHECKS),
-    "plain": quick(ALL_CHECKS),
+    "plain": tuple(c for c in quick(ALL_CHECKS) if c.__module__ != files.__name__),
     "image": tuple(c for c in ALL_CHECKS if c.__module__ in OF_IMAGES or c in LIMITS),
     "gvisor": ALL_CHECKS + SNAPSHOT_CHECKS,
     # The slow ones are about code that it shares with images.
@@ -88,12 +83,6 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("bench", "check"), cases(), indirect=["bench"])
 async def test_provider_conforms(bench: Bench, check: Check) -> None:
     await check(bench)
-
-
-def test_every_check_says_in_one_sentence_what_it_checks() -> None:
-    for check in ALL_CHECKS + SNAPSHOT_CHECKS:
-        assert (inspect.getdoc(check) or "").count("\n") == 0, check.__name__
-        assert (inspect.getdoc(check) or "").endswith("."), check.__name__
 
 
 async def test_failed_checks_are_reported_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,8 @@ from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.checks import check_runtime
 from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.plugins.docker.engine import regular_file
-from decathlon_mcp.plugins.docker.image import STARTER_IMAGE, missing_image_error
 from decathlon_mcp.plugins.docker.provider import DockerProvider
-from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
-from decathlon_mcp.sandboxes import base
 from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec, ended_from_inside
-from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject
 from tests.sandboxes.conftest import Bench
 
@@ -108,13 +104,6 @@ async def test_limits_of_the_drivers_threads_cannot_be_set(docker: Bench) -> Non
             assert "Max cpu time              unlimited            unlimited" in result.stdout
 
 
-async def test_limit_of_none_sets_no_limit(docker: Bench) -> None:
-    spec = docker.spec(limits=Limits(memory_mib=None, cpus=None, pids=None))
-    async with docker.provider.open(spec):
-        host = docker.engine.inspect_container(f"decathlon-{spec.name}")["HostConfig"]
-    assert (host["Memory"], host["NanoCpus"], host["PidsLimit"]) == (0, 0, None)
-
-
 async def test_default_network_isolates_containers_and_publishes_nothing(docker: Bench) -> None:
     spec = docker.spec(network="outbound")
     async with docker.provider.open(spec):
@@ -152,29 +141,14 @@ async def test_missing_network_and_runtime_are_reported(docker: Bench) -> None:
         assert cure in findings[kind].cure
 
 
-async def test_configured_runtime_is_used(docker: Bench) -> None:
-    # The engine's default, by its other name.
-    name = "io.containerd.runc.v2"
-    async with DockerProvider(docker.owner, runtime=name) as provider:
-        async with provider.open(spec := docker.spec()):
-            container = docker.engine.inspect_container(f"decathlon-{spec.name}")
-        findings = {finding.what: finding for finding in await provider.check(docker.image)}
-    assert container["HostConfig"]["Runtime"] == name
-    assert findings["runtime"].ok
-    assert findings["python3"].ok
-
-
 @pytest.mark.parametrize(
     ("runtime", "keeps_files"),
     [
         ({"path": "runc"}, None),
         ({"path": "/usr/bin/runsc"}, "no"),
-        ({"path": "/usr/bin/runsc", "runtimeArgs": ["--debug", "--overlay2=root:self"]}, "no"),
         ({"path": "/usr/bin/runsc", "runtimeArgs": ["--overlay2=none"]}, "yes"),
-        ({"path": "/usr/bin/runsc", "runtimeArgs": ["-overlay2", "none"]}, "yes"),
         # What a script or a shim passes to gVisor, the engine does not know.
         ({"path": "/usr/bin/runsc-with-options"}, "perhaps"),
-        ({"path": "", "runtimeType": "io.containerd.runsc.v1"}, "perhaps"),
     ],
     ids=str,
 )
@@ -224,49 +198,6 @@ sys.stdin.read()
             assert await sandbox.cause_of_end() == "killed by the engine, exit code 137"
 
 
-async def test_what_a_container_uses_is_a_part_of_its_share(docker: Bench) -> None:
-    script = """
-import sys
-data = b"x" * (40 << 20)
-print("full", flush=True)
-sys.stdin.read()
-"""
-    spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=64, pids=10))
-    with anyio.fail_after(60):
-        async with docker.provider.open(spec) as sandbox:
-            assert await receive_line(sandbox) == "full"
-            assert isinstance(sandbox, DockerSandbox)
-            usage = await sandbox.usage(1)
-    assert usage.memory is not None
-    assert usage.pids is not None
-    assert usage.disk is not None
-    assert 0.6 < usage.memory < 1.0
-    assert 0.0 < usage.pids < 0.5
-    assert usage.disk < 0.1
-
-
-async def test_removal_that_the_engine_refuses_is_retried(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[str] = []
-    remove: Any = APIClient.remove_container
-
-    def refuse(self: Any, container: str, **options: Any) -> None:
-        if len(refused) < 2:
-            refused.append(container)
-            response = Response()
-            response.status_code = 500
-            raise APIError("500", response=response, explanation="device is busy")
-        remove(self, container, **options)
-
-    monkeypatch.setattr(APIClient, "remove_container", refuse)
-    with anyio.fail_after(30):
-        async with docker.provider.open(docker.spec()):
-            pass
-    assert len(refused) == 2
-    await docker.assert_nothing_left()
-
-
 ENGINES_PATH = "/var/lib/docker/overlay2/merged"
 OPENING = ("inspect_image", "create_container_from_config", "put", "attach_socket", "start", "networks")
 """Requests to an engine by which a sandbox is opened and filled."""
@@ -308,31 +239,6 @@ async def test_opening_that_the_engine_refuses_does_not_repeat_its_message(
         assert_only_logged(raised.value, caplog)
 
 
-async def test_sandbox_whose_engine_refuses_does_not_repeat_its_message(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    spec = docker.new_spec(survives=True)
-    async with docker.provider.open(spec) as sandbox, docker.create_second() as second:
-
-        async def reattach() -> None:
-            async with second.reattach(docker.owner, spec):
-                pass
-
-        uses = {
-            "get": lambda: sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20),
-            "pause": sandbox.pause,
-            "attach_socket": sandbox.reopen,
-            "inspect_container": reattach,
-        }
-        for request_name, use in uses.items():
-            caplog.clear()
-            with monkeypatch.context() as patch:
-                refuse_request(patch, request_name)
-                with pytest.raises(ProviderUnavailableError) as raised:
-                    await use()
-            assert_only_logged(raised.value, caplog)
-
-
 def refuse_archives(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
     """Let an engine refuse so many requests for archives; returns the paths of all such requests."""
     get: Any = APIClient.get
@@ -364,37 +270,6 @@ async def test_refusal_that_passes_does_not_make_a_folder_look_empty_and_one_tha
         with pytest.raises(ProviderUnavailableError, match="the engine refused a request"):
             await sandbox.get(sandbox.root, tmp_path / "none.tar", 1 << 20)
         assert not (tmp_path / "none.tar").exists()
-
-
-async def test_archive_for_which_the_engine_has_no_space_is_not_the_archives_fault(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Any, url: str, **options: Any) -> None:
-        raise APIError("500", explanation="Error processing tar file: write /a: no space left on device")
-
-    async with docker.provider.open(docker.spec()) as sandbox:
-        monkeypatch.setattr(APIClient, "put", refuse)
-        with pytest.raises(ProviderUnavailableError, match="the engine refused a request"):
-            await sandbox.put(sandbox.root, pack(file_entry("a")))
-
-
-async def test_time_in_the_queue_of_removals_does_not_count(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each removal takes most of its limit, and three that are pending together are made one by one."""
-    remove: Any = APIClient.remove_container
-
-    def remove_slowly(self: Any, container: str, **options: Any) -> None:
-        time.sleep(1.5)
-        remove(self, container, **options)
-
-    monkeypatch.setattr(APIClient, "remove_container", remove_slowly)
-    monkeypatch.setattr(docker_provider, "REMOVE_SECONDS", 4.0)
-    with anyio.fail_after(60):
-        async with DockerProvider(docker.owner, at_once=1) as provider:
-            await end_together(provider, [docker.spec() for _ in range(3)])
-    assert "A container was left behind" not in caplog.text
-    await docker.assert_nothing_left()
 
 
 async def test_engine_that_stopped_answering_delays_the_end_only_once(
@@ -448,37 +323,6 @@ async def test_missing_image_error_says_how_to_get_it(docker: Bench) -> None:
     assert [finding.cure for finding in findings if not finding.ok] == [
         "get it with: docker pull no/such-image:1"
     ]
-
-
-class SlowProvider(DockerProvider):
-    """Its containers are removed when the time for all checks is over."""
-
-    @asynccontextmanager
-    async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
-        async with super().open(spec) as sandbox:
-            try:
-                yield sandbox
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.sleep(2.8)
-
-
-async def test_check_on_a_slow_machine_leaves_out_the_images_python(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base, "PYTHON_CHECK", ("python3", "-c", "import time; time.sleep(1000)"))
-    async with SlowProvider(docker.owner) as provider:
-        findings = await provider.check(docker.image)
-    assert [(finding.what, finding.ok) for finding in findings] == [
-        *(("engine", True), ("limits", True), ("disk", True)),
-        *(("image", True), ("python3", True)),
-    ]
-    assert findings[-1].detail == "not checked: the engine is busy"
-
-
-async def test_starter_image_is_built_by_a_script() -> None:
-    assert load_suite("starter").profile.image == STARTER_IMAGE
-    assert missing_image_error(STARTER_IMAGE).message.endswith("get it with: tests/image/build")
 
 
 @pytest.fixture
@@ -554,8 +398,6 @@ USER_TABLES: dict[str, tuple[str, str, tuple[int, int]]] = {
         (4321, 4321),
     ),
     "group in a link": ("mv /etc/group /opt/g && ln -s /opt/g /etc/group", "player:games", (4321, 60)),
-    "numeric user that is not there": ("true", "999", (999, 0)),
-    "overlong id": ("sed -i 1ix:x:$(seq -s 0 2000):1::/: /etc/passwd", "77", (77, 0)),
     "huge": ("yes x:x:5:5::/: | head -c 3000000 >> /etc/passwd", "player", (4321, 4321)),
 }
 """A command that changes the tables of an image, its USER, and the ids of its processes."""
@@ -598,7 +440,7 @@ async def test_image_whose_users_are_no_file_is_refused_before_it_starts(
 
 
 # Not with a real engine: one that opens such a pipe answers no request about all containers any more.
-@pytest.mark.parametrize("bit", [31, 27, 26, 25, 24, 21, 19])
+@pytest.mark.parametrize("bit", [31, 26, 25])
 def test_pipe_or_device_is_no_regular_file(bit: int) -> None:
     stat = json.dumps({"mode": 1 << bit | 0o644, "linkTarget": ""}).encode()
     response = SimpleNamespace(
@@ -616,7 +458,7 @@ def test_pipe_or_device_is_no_regular_file(bit: int) -> None:
 # Engines
 
 
-@pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "ssh://nobody@localhost", "junk://"])
+@pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "ssh://nobody@localhost"])
 async def test_missing_engine_is_reported_within_3_seconds(
     docker: Bench, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.errors import ImageError
 from decathlon_mcp.plugins.docker import image
-from decathlon_mcp.plugins.docker.image import find_image, forget_image
+from decathlon_mcp.plugins.docker.image import find_image
 
 
 class Engine:
@@ -34,14 +33,3 @@ def test_name_that_gets_another_image_is_noticed(monkeypatch: pytest.MonkeyPatch
     engine.digest = "sha256:2"
     monkeypatch.setattr(image, "IMAGE_SECONDS", -1)
     assert digest_of(engine) == "sha256:2"
-
-
-def test_image_that_was_removed_is_inspected_again() -> None:
-    """An engine that refuses a container for lack of its image makes the image forgotten."""
-    engine: Any = Engine()
-    digest_of(engine)
-    engine.digest = None
-    assert digest_of(engine) == "sha256:1"
-    forget_image(engine, "image")
-    with pytest.raises(ImageError, match="not on this engine"):
-        digest_of(engine)

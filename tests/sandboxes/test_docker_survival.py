@@ -16,7 +16,6 @@ from docker.errors import APIError
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_all, receive_line
 from decathlon_mcp.plugins.docker import provider as docker_provider
-from decathlon_mcp.plugins.docker.engine import live_restore_keeps_auto_remove
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Sandbox, SandboxSpec
 from tests.driver.peer import until
@@ -53,17 +52,6 @@ async def test_surviving_container_is_kept_by_its_engine(
     assert not container["Config"]["StdinOnce"]
     assert container["HostConfig"]["AutoRemove"] == version.startswith("29")
     await docker.assert_nothing_left()
-
-
-def test_engines_with_the_fix_of_live_restore_are_known() -> None:
-    class Engine:
-        def __init__(self, version: str) -> None:
-            self.version = lambda: {"Version": version}
-
-    keeps = {"20.10.24+dfsg1": False, "24.0.7": False, "24.0.8": True, "25.0.0-rc.1": True, "dev": False}
-    for version, expected in keeps.items():
-        api: Any = Engine(version)
-        assert live_restore_keeps_auto_remove(api) == expected, version
 
 
 # Taking back

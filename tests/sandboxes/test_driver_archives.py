@@ -27,14 +27,12 @@ pytestmark = pytest.mark.anyio
 # What the driver does itself, and what it leaves to the provider or refuses like it.
 BY_THE_DRIVER: Sequence[Check] = (
     files.files_survive_a_round_trip,
-    files.archive_may_be_a_compressed_file,
     files.unpacking_replaces_existing_files,
     files.missing_folder_gives_an_empty_archive,
 )
 BY_THE_PROVIDER: Sequence[Check] = (
     files.dangerous_members_are_refused,
     files.files_and_folders_never_replace_each_other,
-    files.broken_archives_are_refused,
     files.download_above_the_limit_is_refused,
 )
 

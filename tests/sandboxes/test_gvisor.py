@@ -22,7 +22,6 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.plugins.conformance.target import LastStep, receive_all
 from decathlon_mcp.plugins.gvisor.command import (
-    TIMER_SLACK_NS,
     find_runsc,
     inside_command,
     runsc_version,
@@ -137,22 +136,6 @@ async def test_sandboxes_of_a_killed_server_end_after_their_survival_time(
         assert await provider.sweep(owner) == len(names)
 
 
-async def test_its_kernel_may_be_late_and_the_server_may_not(gvisor: Bench) -> None:
-    """Otherwise a sandbox in which nothing runs takes a fortieth of a core."""
-    before = timer_slacks(os.getpid())
-    async with gvisor.provider.open(gvisor.new_spec()) as sandbox:
-        leader = read_process(gvisor.scratch / FOLDER / sandbox.spec.name, LEADER_FILE)
-        assert leader is not None
-        assert timer_slacks(leader.pid) == {TIMER_SLACK_NS}
-    assert TIMER_SLACK_NS not in before | timer_slacks(os.getpid())
-
-
-def timer_slacks(pid: int) -> set[int]:
-    """Those of the threads of a process, in ns."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return {int(Path(f"/proc/{thread.name}/timerslack_ns").read_text()) for thread in threads}
-
-
 def user_namespaces(*pids: str) -> set[str]:
     """Those of these processes, or of all."""
     found: set[str] = set()
@@ -218,10 +201,7 @@ async def test_an_ordinary_user_can_open_sandboxes(unpacked_image: str, runsc: s
     ("output", "is_recent"),
     [
         ("runsc version release-20240729.0\nspec: 1.1.0", True),
-        ("runsc version 0.0~20240729.0", True),
-        ("runsc version release-20260601.0", True),
         ("runsc version 0.0~20221219.0", False),
-        ("something else", False),
         ("", False),
     ],
 )

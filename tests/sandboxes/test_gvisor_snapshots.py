@@ -25,7 +25,6 @@ from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.mounts import SandboxUser
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.storage.store import SandboxRow, Store
-from decathlon_mcp.types import Network
 from tests.sandboxes.conftest import Bench
 from tests.sandboxes.killed_server import host_provider
 
@@ -73,13 +72,10 @@ async def test_what_runsc_does_not_restore_is_refused(
         ({}, None),
         ({"version": "runsc 2"}, "made by runsc 1, and only that can open it; here is runsc 2"),
         ({"image": {"digest": "sha256:2"}}, "of a sandbox with another image"),
-        ({"image": {"digest": None}}, "of a sandbox with another image"),
         ({"image": {"user": SandboxUser(1000, 1000)}}, "of a sandbox with another image"),
         ({"spec": {"command": ("python3", "-V")}}, "another image, root, command or limits"),
         ({"spec": {"limits": Limits(pids=7)}}, "another image, root, command or limits"),
         ({"spec": {"name": "copy", "survives": True}}, None),
-        ({"file": "pages.img"}, "damaged"),
-        ({"file": "pages_meta.img"}, "damaged"),
         ({"file": "checkpoint.img"}, "damaged"),
     ],
     ids=str,
@@ -102,8 +98,7 @@ def test_snapshot_is_of_one_kind_of_sandbox(
         saving.check(Snapshot(tmp_path), spec, image, change.get("version", "runsc 1"))
 
 
-@pytest.mark.parametrize("network", ["none", "outbound"])
-def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, network: Network) -> None:
+def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path) -> None:
     """What the next server knows of a sandbox, from the store, is all that the first one knew."""
     for name in saving.IMAGE_FILES:
         (tmp_path / name).write_text(name)
@@ -117,7 +112,7 @@ def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, netwo
         BOOT_COMMAND,
         PurePosixPath("/root"),
         "image",
-        network,
+        "outbound",
         limits,
         survives=True,
         merge_pages=True,

@@ -35,9 +35,7 @@ FAILURES = {
 }
 REFUSALS = (
     "bwrap: No permissions to create new namespace, likely because the kernel does not allow",
-    "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
     "bwrap: setting up uid map: Permission denied",
-    "bwrap: pivot_root: Invalid argument",
 )
 
 
@@ -150,7 +148,7 @@ def test_a_network_of_its_own_is_not_lost_by_itself(tmp_path: Path, monkeypatch:
     why_no_own_network.cache_clear()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"isolation": "some"}', b"[" * 100_000], ids=len)
+@pytest.mark.parametrize("content", [b'{"isolation": "some"}', b"[" * 100_000], ids=len)
 def test_what_is_kept_and_cannot_be_read_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(SettingsError, match=f"{FILE_NAME}.* cannot be read: .*remove it"):

@@ -11,9 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.plugins.docker.checks import check_engine_limits
 from decathlon_mcp.plugins.docker.container import merging_profile
-from decathlon_mcp.plugins.docker.engine import engine_address
 from decathlon_mcp.plugins.readiness.machine import check_merging
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.seccomp import FIXED_ADDRESSES
@@ -75,21 +73,3 @@ async def test_doctor_says_how_to_switch_the_kernels_merging_on(tmp_path: Path) 
     ok, detail, cure = await check(run=1)
     assert (ok, detail) == (False, "looks at up to 19 MiB of memory each second")
     assert await check(pages_to_scan=5000) == (True, "looks at up to 976 MiB of memory each second", "")
-
-
-@pytest.mark.docker
-async def test_the_engines_limit_of_files_is_compared_with_the_number_of_sandboxes(docker: Bench) -> None:
-    address = engine_address()
-    few = check_engine_limits(1, address)
-    if few is None:
-        pytest.skip("the engine has no limit, or is not on this machine")
-    assert few.ok
-    many = check_engine_limits(100_000_000, address)
-    assert many is not None
-    assert not many.ok
-    assert "LimitNOFILE=1200000256" in many.cure
-
-
-def test_the_limits_of_an_engine_elsewhere_are_not_checked() -> None:
-    assert check_engine_limits(1024, "tcp://127.0.0.1:2375") is None
-    assert check_engine_limits(1024, "unix:///nowhere") is None

@@ -189,13 +189,6 @@ async def test_network_is_there_after_the_server_was_killed(networked: Bench) ->
             assert await receive_line(sandbox) == "None"
 
 
-async def test_first_process_that_ends_at_once_is_no_error(networked: Bench) -> None:
-    for _ in range(3):
-        async with networked.provider.open(networked.new_spec(("true",))) as sandbox:
-            assert await receive_all(sandbox) == b""
-            assert await sandbox.cause_of_end() == "exit code 0"
-
-
 async def test_helper_that_does_not_start_is_an_error_and_leaves_nothing(
     networked: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

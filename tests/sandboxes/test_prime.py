@@ -8,9 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Collection, Generator
-from contextlib import AsyncExitStack
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import anyio
 import pytest
@@ -34,18 +32,14 @@ from decathlon_mcp.plugins.conformance.target import (
     receive_all,
     receive_line,
 )
-from decathlon_mcp.plugins.gc import collect
-from decathlon_mcp.plugins.prime import provider as prime_provider
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
 from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
-from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
-from decathlon_mcp.storage.lock import create_state_folder
-from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
+from decathlon_mcp.sandboxes.base import ended_from_inside
+from decathlon_mcp.storage.store import EpisodeRow
 from tests.probe.clients import playing
 from tests.probe.serving import SUITE, Served, serving
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.prime_service import KEY, PrimeService
-from tests.sandboxes.test_removal import ERRORS, check_step
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -86,15 +80,12 @@ async def prime(service: PrimeService, tmp_path: Path) -> AsyncGenerator[Bench]:
 
 SHORT = frozenset(
     {
-        opening.many_sandboxes_open_and_end_at_once,
         opening.ready_machine_passes_the_providers_own_check,
         survival.sandbox_is_reattached,
         survival.paused_sandbox_is_reattached_paused,
-        survival.sweep_keeps_the_sandboxes_that_it_is_given,
         files.files_survive_a_round_trip,
         files.dangerous_members_are_refused,
         processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
-        processes.output_before_exit_is_received,
         processes.detached_processes_end_with_the_sandbox,
     }
 )
@@ -206,42 +197,6 @@ async def test_a_new_attachment_ends_the_previous_one(prime: Bench, service: Pri
             await Probe(sandbox, reopened=True).ping()
 
 
-async def test_a_new_attachment_waits_for_the_input_that_the_previous_one_has(
-    prime: Bench, service: PrimeService
-) -> None:
-    # Slower than the service: most of it is on its way when the stream is cut.
-    script = """
-import os, time
-count = 0
-while count < 150_000:
-    count += len(os.read(0, 1000))
-    time.sleep(0.002)
-while True:
-    print(count)
-    time.sleep(0.1)
-"""
-    async with prime.provider.open(prime.python_spec(script, survives=True)) as sandbox:
-        await sandbox.stream.send(b"x" * 150_000)
-        service.cut_streams()
-        await receive_all(sandbox)
-        await sandbox.reopen()
-        with anyio.fail_after(20):
-            assert (await receive_line(sandbox)).split()[0] == "150000"
-
-
-async def test_a_first_process_that_does_not_read_can_be_attached_again(
-    prime: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prime_sandbox, "SEND_SECONDS", 0.5)
-    script = "import time; print('ready'); time.sleep(1000)"
-    async with prime.provider.open(prime.python_spec(script, survives=True)) as sandbox:
-        assert await receive_line(sandbox) == "ready"
-        with pytest.raises(anyio.BrokenResourceError):
-            await sandbox.stream.send(b"x" * (1 << 20))
-        await sandbox.reopen()
-        assert await sandbox.is_running()
-
-
 async def test_output_that_nobody_reads_is_bounded(
     prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,42 +277,6 @@ async def test_an_episode_survives_cuts_in_calls_and_in_gradings_on_a_server_tha
         assert verdict["status"] == "scored"
 
 
-async def test_gc_removes_machines_of_episodes_only_if_they_are_abandoned(
-    prime: Bench,
-    service: PrimeService,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    state, dead = tmp_path / "state", "0123456789ab"
-    create_state_folder(state)
-    (state / "servers").mkdir()
-    with Store.open(state, dead) as store:
-        for number, name in enumerate(("running", "gone")):
-            store.insert_episode(episode_row(dead, f"{name}-handle-of-an-episode", number))
-            row = SandboxRow(
-                name=name, owner=dead, episode=f"{name}-handle-of-an-episode", role="agent", provider="prime",
-                isolation="container", wire_version=1, spec={},
-            )  # fmt: skip
-            store.save(row)
-    async with PrimeProvider(dead, tmp_path / "prime", per_minute=6000) as server:
-        async with server.open(replace(prime.new_spec(survives=True), name="running")):
-            with monkeypatch.context() as patch:
-                patch.delenv("PRIME_API_KEY")
-                assert await collect(state, dry_run=False, abandon=True, as_json=True) == 0
-                report = json.loads(capsys.readouterr().out)
-                assert (report["removed"], report["kept"]) == ([], {dead: 2})
-                assert list(report["unreachable"]) == ["prime"]
-            assert await collect(state, dry_run=False, abandon=False, as_json=True) == 0
-            report = json.loads(capsys.readouterr().out)
-            assert (report["removed"], report["kept"], report["unreachable"]) == ([], {dead: 2}, {})
-            assert service.living(f"{OWNER_LABEL}={dead}")
-            assert await collect(state, dry_run=False, abandon=True, as_json=True) == 0
-            (removed,) = json.loads(capsys.readouterr().out)["removed"]
-            assert (removed["sandboxes"], removed["abandoned"]) == (1, 2)
-            assert not service.living(f"{OWNER_LABEL}={dead}")
-
-
 def episode_row(server: str, handle: str, number: int) -> EpisodeRow:
     return EpisodeRow(
         id=handle, agent_id=f"agent-{number}-of-an-episode", server=server, suite="starter",
@@ -392,15 +311,6 @@ async def test_requests_that_fail_for_a_moment_are_made_again(prime: Bench, serv
         service.fail_next("delete", 503, 503, 503)
 
 
-async def test_a_removal_that_fails_ends_nothing_else_and_is_done_by_the_next_sweep(
-    prime: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prime_provider, "REMOVE_RETRY_SECONDS", (0.01,))
-    # SandboxLostError says that there is nothing to delete.
-    errors = [make_error for make_error in ERRORS if not isinstance(make_error(), SandboxLostError)]
-    await check_step(prime, PrimeProvider, "_delete", caplog, errors)
-
-
 async def test_a_sandbox_that_the_service_could_not_delete_is_reported(
     prime: Bench, service: PrimeService
 ) -> None:
@@ -427,15 +337,6 @@ async def test_a_creation_whose_answer_is_lost_creates_one_sandbox(
     assert any("502" in str(getattr(record, "fields", "")) for record in caplog.records)
     assert len(service.machines) == before + 2
     assert not await prime.resources()
-
-
-async def test_creations_are_spread_over_the_minute(service: PrimeService, tmp_path: Path) -> None:
-    async with PrimeProvider("rate", tmp_path, per_minute=120) as provider, AsyncExitStack() as stack:
-        started = anyio.current_time()
-        for number in range(3):
-            spec = SandboxSpec(f"rate-{number}", ("sleep", "9"), PurePosixPath("/episode"), "image")
-            await stack.enter_async_context(provider.open(spec))
-        assert anyio.current_time() - started >= 1.0
 
 
 async def test_an_opening_that_is_cancelled_while_the_service_is_slow_leaves_nothing(

@@ -38,27 +38,6 @@ async def until(received: list[bytes], data: bytes) -> None:
         await anyio.sleep(0.001)
 
 
-async def test_all_that_arrives_is_passed_on_until_the_end(ends: tuple[SocketStream, socket.socket]) -> None:
-    stream, peer = ends
-    received: list[bytes] = []
-
-    peer.send(b"before ")
-    async with background_tasks() as tasks:
-
-        async def receive() -> None:
-            with pytest.raises(anyio.EndOfStream):
-                await stream.receive_each(collecting(received))
-            received.append(b" end")
-
-        tasks.start_soon(receive)
-        for number in range(3):
-            peer.send(b"%d" % number)
-            await anyio.sleep(0.01)
-        await until(received, b"before 012")
-        peer.close()
-        await until(received, b"before 012 end")
-
-
 async def test_nothing_is_read_while_the_function_asks_for_a_pause(
     ends: tuple[SocketStream, socket.socket],
 ) -> None:
@@ -82,33 +61,6 @@ async def test_nothing_is_read_while_the_function_asks_for_a_pause(
             received[:] = [b"a"]
 
 
-async def test_exception_of_the_function_is_raised_and_the_rest_can_be_received(
-    ends: tuple[SocketStream, socket.socket],
-) -> None:
-    stream, peer = ends
-
-    def refuse(chunk: bytes) -> float:
-        raise ValueError(chunk)
-
-    async with background_tasks() as tasks:
-        tasks.start_soon(_send_later, peer, b"first")
-        with pytest.raises(ValueError, match="first"):
-            await stream.receive_each(refuse)
-    peer.send(b"second")
-    assert await stream.receive() == b"second"
-
-
-async def test_a_cancelled_receiver_loses_nothing(ends: tuple[SocketStream, socket.socket]) -> None:
-    stream, peer = ends
-    received: list[bytes] = []
-
-    with anyio.move_on_after(0.01):
-        await stream.receive_each(collecting(received))
-    peer.send(b"data")
-    assert await stream.receive() == b"data"
-    assert not received
-
-
 async def test_only_stdout_of_a_container_is_passed_on(ends: tuple[SocketStream, socket.socket]) -> None:
     connection, peer = ends
     log_tail, received = LogTail(), list[bytes]()
@@ -126,8 +78,3 @@ async def test_only_stdout_of_a_container_is_passed_on(ends: tuple[SocketStream,
         await until(received, b"one two")
     assert b"" not in received
     assert str(log_tail) == "a warning"
-
-
-async def _send_later(peer: socket.socket, data: bytes) -> None:
-    await anyio.wait_all_tasks_blocked()
-    peer.send(data)

@@ -5,19 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.survival.deaths import measure_deaths
-from benchmarks.survival.kills import measure_kills
 from benchmarks.survival.soak import measure_soak
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-
-@pytest.mark.long
-async def test_episodes_are_rewarded_and_calls_run_once_although_the_server_is_killed() -> None:
-    kills = await measure_kills("host", episodes=4, kills=2, every=4)
-    assert kills.lost == []
-    assert (kills.rewarded, kills.ran_once) == (4, 4)
-    assert kills.in_flight > 0
-    assert kills.leftovers.count == 0
 
 
 @pytest.mark.long

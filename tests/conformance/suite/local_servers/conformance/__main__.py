@@ -1,13 +1,7 @@
-"""MCP server with the tools that the conformance suites require, over stdio or, with `--http`, over HTTP.
-
-Names, arguments and results follow the scenarios of `@modelcontextprotocol/conformance`. The server by
-itself passes all scenarios about tools, so that a failure through Decathlon is caused by Decathlon.
-"""
+"""MCP server with the tools that the scenarios of `@modelcontextprotocol/conformance` require."""
 
 from __future__ import annotations
 
-import socket
-import sys
 from typing import Any
 
 import anyio
@@ -59,21 +53,5 @@ async def serve_stdio() -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-def serve_http() -> None:
-    """Listen on a free loopback port and print the URL on stdout."""
-    import uvicorn
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp\n")
-    sys.stdout.flush()
-    # h11 strips whitespace around header values, as RFC 9110 section 5.5 requires; httptools keeps it after
-    # the value.
-    config = uvicorn.Config(create_server().streamable_http_app(), http="h11", log_level="warning")
-    uvicorn.Server(config).run([listener])
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--http"]:
-        serve_http()
-    else:
-        anyio.run(serve_stdio)
+    anyio.run(serve_stdio)
