@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,38 +35,16 @@ class NotInstalledError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One check of a scenario. A check that ran more than once has the worst of its results."""
-
-    scenario: str
-    id: str
-    failed: bool
-    passed: bool
-    message: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.scenario}/{self.id}"
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """The checks of a run in order, and the end of its output."""
+    """The checks of a run by name, `scenario/check`, and the end of its output.
 
-    checks: tuple[Check, ...]
+    A check that ran more than once has the worst of its results. `failed`: their messages.
+    """
+
+    scenarios: frozenset[str]
+    failed: Mapping[str, str]
+    passed: frozenset[str]
     output: str
-
-    @property
-    def scenarios(self) -> frozenset[str]:
-        return frozenset(check.scenario for check in self.checks)
-
-    @property
-    def failed(self) -> dict[str, Check]:
-        return {check.name: check for check in self.checks if check.failed}
-
-    @property
-    def passed(self) -> frozenset[str]:
-        return frozenset(check.name for check in self.checks if check.passed)
 
 
 def node() -> Path:
@@ -130,34 +109,26 @@ async def run(installed: Path, url: str, revision: str, results: Path) -> Report
     with anyio.fail_after(RUN_SECONDS):
         # The exit code is not checked: it is also non-zero for failures that are expected.
         process = await anyio.run_process(command, cwd=results.parent, env=environment(), check=False)
-    output = (process.stdout + process.stderr).decode(errors="replace")
-    return Report(tuple(read(results)), output[-4000:])
+    return read(results, (process.stdout + process.stderr).decode(errors="replace")[-4000:])
 
 
-def read(results: Path) -> list[Check]:
+def read(results: Path, output: str) -> Report:
     """The checks of every scenario that wrote a file into `results`."""
-    checks: list[Check] = []
+    results_of: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    scenarios: set[str] = set()
     for file in sorted(results.glob("*/checks.json")):
         match = RESULT_FOLDER.fullmatch(file.parent.name)
         assert match, f"not a result folder: {file.parent.name}"
-        checks += collapse(match["scenario"], json.loads(file.read_text()))
-    return checks
-
-
-def collapse(scenario: str, results: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """One check per id, from all results of a scenario."""
-    by_id: dict[str, list[Mapping[str, Any]]] = {}
-    for result in results:
-        by_id.setdefault(str(result["id"]), []).append(result)
-    return [
-        Check(
-            scenario,
-            name,
-            failed=any(result["status"] == "FAILURE" for result in same_id),
-            passed=all(result["status"] == "SUCCESS" for result in same_id),
-            message=" | ".join(
-                str(result["errorMessage"]) for result in same_id if result.get("errorMessage")
-            ),
-        )
-        for name, same_id in by_id.items()
-    ]
+        scenarios.add(match["scenario"])
+        for check in json.loads(file.read_text()):
+            results_of[f"{match['scenario']}/{check['id']}"].append(check)
+    return Report(
+        frozenset(scenarios),
+        {
+            name: " | ".join(str(one["errorMessage"]) for one in checks if one.get("errorMessage"))
+            for name, checks in results_of.items()
+            if any(one["status"] == "FAILURE" for one in checks)
+        },
+        frozenset(n for n, checks in results_of.items() if all(one["status"] == "SUCCESS" for one in checks)),
+        output,
+    )

@@ -58,16 +58,6 @@ async def test_steps_run_in_order_until_one_fails(peer: DriverPeer, tmp_path: Pa
     assert (tmp_path / "one/d/e/b/file.txt").read_text() == "é\n"
 
 
-@pytest.mark.anyio
-async def test_changes_since_a_snapshot_are_removed_or_reported(peer: DriverPeer, tmp_path: Path) -> None:
-    since = (await peer.request(wire.SNAPSHOT))["since"]
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__/a.pyc").touch()
-    (tmp_path / "file").touch()
-    reply = await peer.request(wire.CLEAN, since=since, under=[str(tmp_path)], **{"except": []})
-    assert reply == {"removed": 1, "paths": [f"{tmp_path}/file"], "count": 1}
-
-
 def test_copy_keeps_links_modes_and_existing_files(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "folder").mkdir(parents=True)

@@ -104,27 +104,6 @@ def test_beside_an_error_a_result_does_not_count(session: Session, result: str) 
     assert session.answer(line).replies[0]["error"]["message"] == "no"
 
 
-def test_error_without_an_id_answers_the_only_call() -> None:
-    session = McpSession("files", lambda data: None, lambda method, params: None)
-    call = Call()
-    session.request("tools/call", {}, call)
-    session.receive_line(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"what?"}}')
-    assert call.replies[0]["error"]["message"] == "what?"
-
-
-@pytest.mark.parametrize("size", [1, 1 << 20])
-def test_line_of_a_reply_is_kept_byte_for_byte_in_whatever_parts_it_arrives(
-    session: Session, size: int
-) -> None:
-    parts = (
-        '{ "x-unknown" :  [1.10, 1E2, 12345678901234567890123, -0.0],',
-        '"result":{"content":[{"type":"hologram","é":"\\u00e9\\ud83d\\ude00\\\\ud83d","z":null}]},',
-        '"jsonrpc":"2.0", "id":2 }',
-    )
-    line = "  ".join(parts)
-    assert session.answer(line, size=size).lines == [line.encode()]
-
-
 def test_unpaired_surrogates_are_replaced_and_the_rest_is_kept(session: Session) -> None:
     r"""Servers in JavaScript cut texts by UTF-16 units; strict parsers refuse the remaining half pairs."""
     result = r'{"a":"\ud83d\ude00\ud83d","b":"\ude00\\ud83d\\\ud83dx","\uDBFF":1}'
@@ -148,15 +127,6 @@ def test_overlong_reply_fails_its_call(session: Session, id_first: bool) -> None
     (error,) = session.answer(line).errors
     assert (error.code, "a line of more than" in error.message) == (wire.TOO_LONG, True)
     assert session.answer(RESULT + "}").replies
-
-
-def test_params_are_sent_unchanged_except_for_the_progress_token(session: Session) -> None:
-    params: dict[str, Any] = {"name": "a", "arguments": {"a": [1.5, None, "\u2028é\ud83d"], "": {}}, "z": 1}
-    for meta in (None, {}, {"x/y": 1}):
-        session.call(**params, _meta=meta)
-        assert session.sent()["params"] == {**params, "_meta": meta}
-    _, request_id = session.call(**params, _meta={"progressToken": "same"})
-    assert session.sent()["params"]["_meta"] == {"progressToken": request_id}
 
 
 def test_requests_of_a_server_are_declined_and_pings_are_answered(session: Session) -> None:

@@ -106,21 +106,6 @@ async def test_exit_during_a_call_fails_all_calls_of_the_server_and_is_reported(
     assert len(peer.living()) == 1  # its daemon was killed too
 
 
-async def test_reply_sent_before_an_exit_counts(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain"))
-    assert await peer.text("scripted", "answer_and_die") == "done"
-    await peer.until_living(0)
-    with pytest.raises(WireError, match="ended with exit code 5"):
-        await peer.tool("scripted", "text")
-
-
-async def test_server_that_closes_its_stdout_is_lost(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain"))
-    with pytest.raises(WireError, match="closed its stdout"):
-        await peer.tool("scripted", "close_stdout")
-    await peer.until_living(0)
-
-
 async def call_text(peer: DriverPeer, characters: int, **options: Any) -> Any:
     return await peer.result(await peer.begin_tool("scripted", "text", unit="é", times=characters, **options))
 
@@ -146,13 +131,6 @@ async def test_long_result_is_cut_before_its_length_counts(peer: DriverPeer, tmp
     assert json.loads(file.read_text("utf-8"))["text"] == "é" * 1_000_000
     short = await call_text(peer, 900, **options)
     assert short["result"]["content"][0]["text"] == "é" * 900
-
-
-async def test_result_that_cannot_be_saved_is_an_error(plain: DriverPeer, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(WireError, match="the whole reply cannot be saved") as error:
-        await call_text(plain, 2000, cut={"folder": str(tmp_path / "file"), "characters": 1000})
-    assert error.value.reason == "files"
 
 
 @pytest.mark.parametrize("tool", ["flood_stderr", "flood_stdout"])

@@ -106,28 +106,6 @@ async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
     }
 
 
-def test_python_without_standard_library_is_reported() -> None:
-    without_json = "import sys; sys.modules['json'] = None\n" + wire.LOADER
-    result = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", without_json],
-        input=boot_message(),
-        capture_output=True,
-        check=False,
-    )
-    assert result.returncode == 97
-    assert b"lacks its standard library" in result.stderr
-
-
-def test_driver_exits_if_its_stdin_ends_during_the_boot() -> None:
-    result = subprocess.run(
-        [sys.executable, *wire.BOOT_COMMAND[1:]],
-        input=boot_message()[:5000],
-        capture_output=True,
-        check=False,
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
-
-
 def test_driver_exits_if_its_source_does_not_arrive_in_time() -> None:
     """The first process of a container cannot rely on the end of its stdin."""
     quick = wire.LOADER.replace(f"alarm({wire.LOADER_SECONDS})", "alarm(1)")

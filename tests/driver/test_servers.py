@@ -14,19 +14,9 @@ import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from tests.driver.peer import DriverPeer, WireError, driver, stdio_server, until
+from tests.driver.peer import DriverPeer, WireError, driver, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-
-
-async def test_real_server_starts_and_answers(peer: DriverPeer, tmp_path: Path) -> None:
-    await anyio.run_process(["git", "init", "-q", str(tmp_path)])
-    git = stdio_server("git", sys.executable, "-m", "mcp_server_git", cwd=str(tmp_path))
-    info = (await peer.start(git))["git"]
-    assert "git_status" in {tool["name"] for tool in info["tools"]}
-    reply = await peer.tool("git", "git_status", repo_path=str(tmp_path))
-    assert reply["jsonrpc"] == "2.0"
-    assert "No commits yet" in reply["result"]["content"][0]["text"]
 
 
 async def test_servers_start_and_answer_concurrently(peer: DriverPeer) -> None:
@@ -38,25 +28,6 @@ async def test_servers_start_and_answer_concurrently(peer: DriverPeer) -> None:
     assert not set(slow) & peer.lines.keys()
     for number in slow:
         await peer.cancel(number)
-
-
-async def test_of_many_servers_a_few_start_at_a_time(peer: DriverPeer) -> None:
-    names = [f"server-{number}" for number in range(wire.STARTS_AT_ONCE + 2)]
-    start = await peer.begin_start(*(peer.scripted_server("stopped", name) for name in names))
-    released: set[int] = set()
-    while len(released) < len(names):
-        expected = min(wire.STARTS_AT_ONCE, len(names) - len(released))
-        await until(lambda count=expected: len({*peer.living()} - released) >= count)
-        with pytest.raises(WireError):
-            # Answered after whatever the driver had to start.
-            await peer.request(wire.START, names=["nobody"], deadline_seconds=1)
-        starting = {*peer.living()} - released
-        assert len(starting) == expected
-        server = min(starting)
-        await until(lambda pid=server: " T " in Path(f"/proc/{pid}/stat").read_text())
-        os.kill(server, signal.SIGCONT)
-        released.add(server)
-    assert {*(await peer.result(start))["servers"]} == {*names}
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +87,6 @@ async def test_log_message_carries_the_id_of_the_only_running_call(sdk: DriverPe
     await sdk.tool("sdk", "log_message", words="with another call")
     assert (await sdk.notification(wire.MESSAGE, id=None))["params"]["data"] == "with another call"
     await sdk.cancel(waiting)
-
-
-async def test_changed_tools_are_reported(sdk: DriverPeer) -> None:
-    await sdk.tool("sdk", "add_tool")
-    assert await sdk.notification(wire.CHANGED) == {"server": "sdk"}
 
 
 async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_driver(
@@ -216,39 +182,3 @@ async def test_server_that_has_ended_is_started_again_only_on_request(peer: Driv
 
 
 # memory that is merged
-
-FIXED_ADDRESSES = 0x40000
-
-
-def variables(pid: int) -> set[str]:
-    return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
-
-
-def has_fixed_addresses(pid: int) -> bool:
-    return bool(int(Path(f"/proc/{pid}/personality").read_text(), 16) & FIXED_ADDRESSES)
-
-
-def is_merged(pid: int, *, expected: bool) -> bool:
-    """Whether pages are merged; the expected value on a kernel that does not say so."""
-    try:
-        stat = Path(f"/proc/{pid}/ksm_stat").read_text()
-    except FileNotFoundError:
-        return expected
-    return "ksm_merge_any: yes" in stat if "ksm_merge_any" in stat else expected
-
-
-async def test_servers_are_alike_after_merge_and_keep_their_own_settings(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain", "before"))
-    (before,) = peer.living()
-    allowed = await peer.request(wire.MERGE)
-    assert allowed["fixed_addresses"]
-    await peer.start(peer.scripted_server("plain", "after"))
-    (after,) = {*peer.living()} - {before}
-    assert (has_fixed_addresses(before), has_fixed_addresses(after)) == (False, True)
-    assert "PYTHONHASHSEED=0" not in variables(before)
-    assert "PYTHONHASHSEED=0" in variables(after)
-    assert not is_merged(before, expected=False)
-    assert is_merged(after, expected=allowed["merging"]) is allowed["merging"]
-    await peer.start(peer.scripted_server("plain", "own", env={"PYTHONHASHSEED": "7"}))
-    (own,) = {*peer.living()} - {before, after}
-    assert "PYTHONHASHSEED=7" in variables(own)

@@ -4,15 +4,11 @@
 wire between them that a seed breaks in every way: bytes are lost inside lines and between them, streams are
 cut, calls are cancelled during a cut, requests are sent during an attachment, and three server processes
 follow each other. Every call must run at most once, and each that was not cancelled gets its reply.
-
-Run it for longer with `python -m tests.driver_client.link_model --calls 1000000`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import socket
 from collections.abc import Iterable
@@ -27,7 +23,6 @@ from decathlon_sandbox.connection import Connection
 from decathlon_sandbox.streams import Backpressure
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver import stream as stream_module
 from decathlon_mcp.driver.link import DriverLink
 from decathlon_mcp.driver.messages import read_answer
 from decathlon_mcp.driver.stream import ReconnectPolicy
@@ -273,28 +268,3 @@ async def run_model(seed: int, calls: int) -> Counts:
             link.close()
     sandbox.close()
     return counts
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--calls", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
-    arguments = parser.parse_args()
-    quicken()
-    print(f"seed {arguments.seed}", flush=True)  # noqa: T201
-    counts = anyio.run(run_model, arguments.seed, arguments.calls)
-    print(counts)  # noqa: T201
-    assert not counts.twice
-    assert not counts.wrong
-
-
-def quicken() -> None:
-    """Attach and open streams again without pauses."""
-    stream_module.ATTACH_SECONDS = 0.0
-    stream_module.ANSWER_SECONDS = (0.02, 0.05)
-    stream_module.REOPEN_SECONDS = (0.0, 0.0)
-    stream_module.READ_BYTES_PER_SECOND = stream_module.READ_BYTES_BURST = 1 << 40
-
-
-if __name__ == "__main__":
-    main()

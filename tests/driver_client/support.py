@@ -64,8 +64,6 @@ class Peer:
         self.connection = DriverEnd()
         self._stream = stream
         self._boots = boots
-        self._source = b""
-        self._booted = anyio.Event()
         self._started = anyio.Event()
         self._put, self._messages = anyio.create_memory_object_stream[JsonObject](math.inf)
         if not boots:
@@ -77,8 +75,7 @@ class Peer:
         with suppress(anyio.EndOfStream, anyio.IncompleteRead, *BROKEN):
             if self._boots:
                 size = await reader.receive_until(b"\n", 100)
-                self._source = await reader.receive_exactly(int(size))
-                self._booted.set()
+                await reader.receive_exactly(int(size))
             await self._started.wait()
             while True:
                 for message in self.connection.receive(await reader.receive()):
@@ -92,10 +89,6 @@ class Peer:
     async def receive(self) -> JsonObject:
         """The client's next message."""
         return await self._messages.receive()
-
-    async def receive_boot_message(self) -> bytes:
-        await self._booted.wait()
-        return self._source
 
     async def send(self, **message: Any) -> None:
         await self.send_payloads(payload(**message))

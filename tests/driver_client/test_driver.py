@@ -16,13 +16,10 @@ from decathlon_mcp.driver.client import (
     DriverClient,
     connect,
 )
-from decathlon_mcp.driver.messages import Notification
-from decathlon_mcp.driver.replies import relayed_notification
 from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import Peer, ScriptedSandbox, connection
-from tests.fakes.calls import call_server
 
 pytestmark = pytest.mark.anyio
 
@@ -109,27 +106,6 @@ async def test_tools_with_one_name_are_one() -> None:
     assert started["files"].tools == [{"name": "a", "description": "the last"}, {"name": "b"}]
 
 
-async def test_notifications_of_a_call_are_those_that_mcp_allows() -> None:
-    received: list[tuple[bool, JsonObject] | None] = []
-
-    def on_notification(notification: Notification) -> None:
-        received.append(relayed_notification(notification))
-
-    async with connected() as (driver, peer), anyio.create_task_group() as tasks:
-
-        async def call() -> None:
-            await call_server(driver, "files", {}, on_notification=on_notification)
-
-        tasks.start_soon(call)
-        number = (await peer.receive())["id"]
-        await peer.send(method="progress", params={"id": number, "params": {"progress": 1}})
-        await peer.send(method="progress", params={"id": number, "params": {"progress": "most"}})
-        await peer.send(method="message", params={"id": number, "params": {"data": "text"}})
-        await peer.send(method="message", params={"id": number, "params": {"level": "info", "data": "text"}})
-        await peer.send(id=number, result={"result": {"content": []}})
-    assert received == [(True, {"progress": 1}), None, None, (False, {"level": "info", "data": "text"})]
-
-
 # Boot
 
 
@@ -182,15 +158,6 @@ async def test_loss_of_the_sandbox_has_its_cause() -> None:
             await driver.ping()
     assert caught.value.message == "sandbox lost: the sandbox's first process ended (exit code 137)"
     assert caught.value.data == {"cause": "exit code 137"}
-
-
-async def test_requests_after_the_episode_are_refused() -> None:
-    async with connected() as (driver, _):
-        pass
-    assert driver.closed.is_set()
-    with pytest.raises(SandboxLostError, match="the episode ended"):
-        await driver.ping()
-    assert (await driver.closed_error()).message == "sandbox lost: the episode ended"
 
 
 async def test_lease_is_renewed_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:

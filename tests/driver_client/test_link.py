@@ -22,7 +22,6 @@ from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,
     LimitExceededError,
-    SandboxLostError,
 )
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
@@ -30,7 +29,6 @@ from tests.driver_client.support import FIRST_ID, Peer, ScriptedSandbox, connect
 
 pytestmark = pytest.mark.anyio
 
-ENDED = "sandbox lost: the sandbox's first process ended"
 TOO_MANY = "the driver sent an invalid reply: the JSON text has more than 1,000 values and keys"
 TOO_DEEP = "the driver sent an invalid reply: the JSON text is nested deeper than 128 levels"
 
@@ -148,19 +146,6 @@ def _result(payload: bytes) -> Any:
     return json.loads(bytes(read_answer(payload).result or b"null"))
 
 
-async def test_notifications_come_in_order_before_the_reply() -> None:
-    async with linked() as (link, peer):
-        observed = Observed(link)
-        number = (await peer.receive())["id"]
-        methods = [wire.PROGRESS, wire.MESSAGE, wire.MESSAGE, wire.PROGRESS]
-        data = [
-            payload(method=name, params={"id": number, "params": {"n": n}}) for n, name in enumerate(methods)
-        ]
-        await peer.send_payloads(*data, payload(id=number, result="done"))
-        await observed.done.wait()
-        assert observed.events == [*((name, {"n": n}) for n, name in enumerate(methods)), "done"]
-
-
 async def test_notifications_reach_the_request_with_their_id_alone() -> None:
     async with linked() as (link, peer):
         first, second = Observed(link), Observed(link)
@@ -212,19 +197,6 @@ async def test_outcome_that_cannot_be_handled_ends_no_other_request() -> None:
         assert await other.result() == "fine"
 
 
-async def test_driver_keeps_a_long_reply_until_its_request_has_had_it() -> None:
-    async with linked() as (link, peer):
-        kept: list[bool] = []
-
-        def end(outcome: object) -> None:
-            kept.append(FIRST_ID in peer.connection.responses)
-
-        link.send(link.new_request_id(), wire.CALL, {}, _result, end)
-        await peer.reply(await peer.receive(), "x" * READ_IN_THREAD_BYTES)
-        await until(lambda: kept == [True])
-        await until(lambda: not peer.connection.responses)
-
-
 async def long_reply_in_thread(link: DriverLink, peer: Peer, outcomes: list[Any]) -> threading.Event:
     """Send a request whose long reply is being read in a thread, until the event is set."""
     reading, resume = anyio.Event(), threading.Event()
@@ -255,35 +227,7 @@ async def test_replies_after_a_long_one_are_ignored_while_it_is_read() -> None:
         assert outcomes == ["long"]
 
 
-async def test_link_that_closes_while_a_long_reply_is_read_gives_one_outcome() -> None:
-    outcomes: list[Any] = []
-    async with linked() as (link, peer):
-        resume = await long_reply_in_thread(link, peer, outcomes)
-        link.close("enough")
-        assert outcomes == [None]
-        resume.set()
-    assert outcomes == [None]
-    assert FIRST_ID in peer.connection.responses
-
-
 # The end of the connection
-
-
-async def test_end_of_the_stream_fails_pending_and_later_requests() -> None:
-    async with linked() as (link, peer), anyio.create_task_group() as tasks:
-        requests = [Request(tasks, link) for _ in range(2)]
-        for _ in requests:
-            await peer.receive()
-        await peer.end()
-        outcomes = [await request.result() for request in requests]
-        assert [str(outcome) for outcome in outcomes] == [
-            "sandbox lost: the sandbox's first process ended"
-        ] * 2
-        assert all(isinstance(outcome, SandboxLostError) for outcome in outcomes)
-        assert link.closed.is_set()
-        assert link.ready_or_closed.is_set()
-        with pytest.raises(SandboxLostError, match="the sandbox's first process ended"):
-            await link.request(wire.PING, {})
 
 
 async def test_message_over_the_limit_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver import stream as stream_module
-from tests.driver_client.link_model import SERVERS, quicken, run_model
+from tests.driver_client.link_model import SERVERS, run_model
 
 pytestmark = pytest.mark.anyio
 BOUND_SECONDS = 300.0
@@ -15,11 +15,12 @@ BOUND_SECONDS = 300.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ATTACH_SECONDS", "ANSWER_SECONDS", "REOPEN_SECONDS"):
-        monkeypatch.setattr(stream_module, name, getattr(stream_module, name))
+    """Attach and open streams again without pauses."""
+    monkeypatch.setattr(stream_module, "ATTACH_SECONDS", 0.0)
+    monkeypatch.setattr(stream_module, "ANSWER_SECONDS", (0.02, 0.05))
+    monkeypatch.setattr(stream_module, "REOPEN_SECONDS", (0.0, 0.0))
     for name in ("READ_BYTES_PER_SECOND", "READ_BYTES_BURST"):
-        monkeypatch.setattr(stream_module, name, getattr(stream_module, name))
-    quicken()
+        monkeypatch.setattr(stream_module, name, 1 << 40)
 
 
 @pytest.mark.parametrize(

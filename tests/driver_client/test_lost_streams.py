@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,11 +25,9 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.streams import DirectStream
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.driver_client.support import (
-    MemoryByteStream,
     Peer,
     ScriptedSandbox,
     connection,
@@ -40,38 +38,6 @@ from tests.driver_client.support import (
 pytestmark = pytest.mark.anyio
 RECONNECT = ReconnectPolicy(seconds=60, generation=1)
 OLD_ID = (1 << wire.COUNTER_BITS) + 1
-
-
-class NarrowStream(DirectStream):
-    """Takes `room` bytes at once, and the rest once `resume` is set."""
-
-    def __init__(self, stream: MemoryByteStream, *, room: int = 1 << 20) -> None:
-        self.resume = anyio.Event()
-        self.room = room
-        self._stream = stream
-
-    def send_now(self, data: bytes | memoryview) -> int:
-        part = bytes(data[: self.room])
-        self._stream._outgoing.send_nowait(part)  # pyright: ignore[reportPrivateUsage]
-        return len(part)
-
-    async def send(self, item: bytes) -> None:
-        if self.room < len(item):
-            await self.resume.wait()
-        await self._stream.send(item)
-
-    async def receive_each(self, handler: Callable[[bytes], float]) -> None:
-        while True:
-            handler(await self.receive())
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        return await self._stream.receive(max_bytes)
-
-    async def send_eof(self) -> None:
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 class ReopenedSource(ScriptedSandbox):
@@ -100,10 +66,6 @@ def forget(used: UsedIds, request_id: int) -> bool:
     return True
 
 
-def ignore(*arguments: object) -> None:
-    pass
-
-
 @asynccontextmanager
 async def surviving(
     reconnect: ReconnectPolicy = RECONNECT,
@@ -130,65 +92,16 @@ async def outcome_of(link: DriverLink, outcomes: list[Any], timeout_seconds: flo
         outcomes.append(error)
 
 
-# One stream
-
-
-@asynccontextmanager
-async def narrow_connection() -> AsyncGenerator[tuple[DriverLink, NarrowStream, Peer]]:
-    async with connection() as (client, peer), background_tasks() as tasks:
-        stream = NarrowStream(client)
-        link = DriverLink(ScriptedSandbox(stream))
-        tasks.start_soon(link.receive)
-        link.attach()
-        await link.ready_or_closed.wait()
-        yield link, stream, peer
-        link.close()
-
-
 def send(link: DriverLink, method: str, params: JsonObject, outcomes: list[Any]) -> int:
     link.send(number := link.new_request_id(), method, params, read_answer, outcomes.append)
     return number
-
-
-async def test_what_a_stream_does_not_take_at_once_is_written_before_anything_else() -> None:
-    async with narrow_connection() as (link, stream, peer):
-        stream.room = 3
-        for method in ("one", "two", "three"):
-            send(link, method, {}, [])
-        await anyio.wait_all_tasks_blocked()
-        stream.resume.set()
-        with anyio.fail_after(10):
-            assert [(await peer.receive())["method"] for _ in range(3)] == ["one", "two", "three"]
-
-
-async def test_link_that_is_closed_does_not_wait_for_a_stream_that_takes_nothing() -> None:
-    # The end of the connection waits for the task that writes.
-    with anyio.fail_after(10):
-        async with narrow_connection() as (link, stream, _):
-            stream.room = 8
-            link.notify("stuck", {})
-            await anyio.wait_all_tasks_blocked()
-            link.close("the episode ended")
-
-
-async def test_stream_is_opened_again_while_the_lost_one_takes_nothing() -> None:
-    with anyio.fail_after(10):
-        async with surviving() as (link, source, tasks):
-            outcomes: list[Any] = []
-            assert isinstance(source.stream, MemoryByteStream)
-            source.stream = NarrowStream(source.stream, room=1)
-            tasks.start_soon(outcome_of, link, outcomes)
-            await anyio.wait_all_tasks_blocked()
-            await source.peer.end()
-            await source.peer.reply(await source.peer.receive(), "fine")
-            await until(lambda: outcomes == ["fine"])
 
 
 async def test_requests_wait_for_room_and_one_that_is_cancelled_meanwhile_is_not_sent() -> None:
     async with surviving() as (link, source, _):
         peer, text, outcomes = source.peer, {"text": "x" * (30 << 20)}, list[Any]()
         numbers = [send(link, "large", text, outcomes) for _ in range(4)]
-        link.send(link.new_request_id(), "urgent", {}, _ignored, _ignored, urgent=True)
+        link.send(link.new_request_id(), "urgent", {}, read_answer, lambda _: None, urgent=True)
         first, _, urgent = [await peer.receive() for _ in range(3)]
         assert urgent["method"] == "urgent"
         link.cancel(numbers[2])
@@ -201,21 +114,7 @@ async def test_requests_wait_for_room_and_one_that_is_cancelled_meanwhile_is_not
         assert outcomes[3:] == [None]
 
 
-def _ignored(*arguments: object) -> None:
-    pass
-
-
 # Streams that are opened again
-
-
-async def test_sandbox_that_has_ended_is_lost_with_its_cause() -> None:
-    async with surviving() as (link, source, _):
-        source.failures = [SandboxLostError("the first process has ended", cause="exit code 1")]
-        await source.peer.end()
-        await link.closed.wait()
-        error = await link.closed_error()
-        assert error.message == "sandbox lost: the first process has ended (exit code 1)"
-        assert error.data == {"cause": "exit code 1"}
 
 
 async def test_engine_that_does_not_come_back_in_time_loses_the_sandbox() -> None:

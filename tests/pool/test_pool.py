@@ -134,16 +134,6 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
         assert agent not in provider.machine.sandboxes
 
 
-async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), pool=2) as registry:
-        await open_ahead(registry.factories)
-        await until(lambda: registry.source.idle == 2)
-        episode = registry.start("find-answer", PLAYER)
-        await episode.state.reach(Phase.READY)
-        assert is_pooled(str(episode.records.progress.agent))
-        await until(lambda: registry.source.idle == 2)
-
-
 async def test_a_draining_server_has_no_pool(tmp_path: Path) -> None:
     provider = FakeProvider()
     async with running_registry(tmp_path, provider, pool=2) as registry:
@@ -188,29 +178,6 @@ async def test_pool_and_episodes_together_keep_the_limit(tmp_path: Path) -> None
                     assert (pool.pool.idle, pool.pool.opening) == (0, 0)
 
 
-async def test_an_episode_does_not_wait_until_a_sandbox_that_gives_way_is_gone(tmp_path: Path) -> None:
-    removal = anyio.Event()
-
-    class Slow(FakeProvider):
-        @asynccontextmanager
-        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
-            async with super().open(spec) as sandbox:
-                yield sandbox
-                if is_pooled(spec.name):
-                    with anyio.CancelScope(shield=True):
-                        await removal.wait()
-
-    async with pooled(tmp_path, 2, provider=Slow(), max_sandboxes=2) as pool:
-        async with pool.opened():
-            await pool.until_idle(1)
-            with anyio.fail_after(10):
-                async with pool.opened("outbound") as name:
-                    assert not is_pooled(name)
-                    assert (pool.pool.idle, len(pool.names)) == (0, 3)
-                    removal.set()
-                    await until(lambda: len(pool.names) == 2)
-
-
 async def test_an_episode_does_not_wait_for_one_that_is_being_opened(tmp_path: Path) -> None:
     """Neither for it, nor for a place among the openings, also when the pool opens as much as it may."""
     opening = anyio.Event()
@@ -231,24 +198,6 @@ async def test_an_episode_does_not_wait_for_one_that_is_being_opened(tmp_path: P
                     assert not is_pooled(name)
             opening.set()
             await pool.until_idle(2)
-
-
-@pytest.mark.parametrize("limit", ["opening", "set_ups"])
-async def test_refills_wait_for_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """While as many as may be are opened, or one is set up."""
-    monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 3600.0)
-    async with pooled(tmp_path, 2, max_opening=1) as pool:
-        limiter: anyio.CapacityLimiter = getattr(pool.admission, limit)
-        episode = object()
-        limiter.acquire_on_behalf_of_nowait(episode)
-        await pool.factory.expect(pool.factory.spec("", "none"))
-        await anyio.wait_all_tasks_blocked()
-        assert (pool.pool.opening, pool.pool.idle) == (0, 0)
-        if limit == "set_ups":
-            monkeypatch.setattr(warm_pool, "BUSY_SECONDS", 0.0)
-        else:
-            limiter.release_on_behalf_of(episode)
-        await pool.until_idle(2)
 
 
 async def test_the_pool_gives_way_where_episodes_wait_for_memory(

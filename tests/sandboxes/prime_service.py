@@ -69,7 +69,6 @@ class PrimeService:
         self.messages = messages
         self.machines: dict[str, Machine] = {}
         self.creation_seconds = 0.0
-        self.requests: list[tuple[str, str]] = []
         self.created_by_key: dict[str, str] = {}
         self._failures: dict[str, list[int]] = defaultdict(list)
         self._cuts: dict[str, int] = defaultdict(int)
@@ -146,10 +145,6 @@ class PrimeService:
         for stream in list(self._streams):
             stream.set()
 
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
-
     def expire_tokens(self) -> None:
         for machine in self.machines.values():
             machine.token = ""
@@ -165,19 +160,9 @@ class PrimeService:
             machine for machine in machines if machine.alive and set(labels) & set(machine.request["labels"])
         ]
 
-    def running_processes(self, machine: Machine) -> int:
-        return sum(session.exit is None for session in machine.sessions.values())
-
-    def with_file(self, path: str) -> list[Path]:
-        """The file systems of the running sandboxes that have this file."""
-        running = [machine for machine in self.machines.values() if machine.status == "RUNNING"]
-        roots = [Path(f"/proc/{machine.pid}/root") for machine in running]
-        return [root for root in roots if (root / path.lstrip("/")).exists()]
-
     # The platform
 
     def _failure(self, operation: str) -> Response | None:
-        self.requests.append((operation, ""))
         self._cut_due(operation)
         if not self._failures[operation]:
             return None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path, PurePosixPath
 
 import anyio
 import pytest
 
-from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import (
     BadRequestError,
     ImageError,
@@ -22,8 +19,6 @@ from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_a
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.host import command as bubblewrap_command
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.sandboxes.conftest import Bench, open_to_everyone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -131,16 +126,6 @@ async def test_outbound_network_and_unsuitable_images_are_refused(bubblewrap: Be
                 pass
 
 
-async def test_image_is_found_by_its_digest(bubblewrap: Bench, tmp_path: Path) -> None:
-    image = Path(str(bubblewrap.image))
-    digest = ImageFolder.read(image).digest
-    async with (
-        HostProvider(bubblewrap.owner, tmp_path / "sandboxes", image=image) as provider,
-        provider.open(bubblewrap.spec("true", image=digest)) as sandbox,
-    ):
-        assert sandbox.image_digest == digest
-
-
 async def test_failure_of_bubblewrap_is_reported(
     bubblewrap: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,29 +150,6 @@ async def assert_failure_is_reported(bubblewrap: Bench) -> None:
         (*_, found) = await provider.check(bubblewrap.image)
         assert "Creating new namespace failed" in found.detail
         assert "user namespaces" in found.cure
-
-
-async def test_folder_without_the_places_for_mounts_can_be_an_image(
-    bubblewrap: Bench, tmp_path: Path
-) -> None:
-    """Nothing is known of such a folder, and nothing is created in it."""
-    image = Path(str(bubblewrap.image))
-    with open_to_everyone() as folder:
-        (folder / "usr").symlink_to(image / "rootfs" / "usr")
-        with pytest.raises(ImageError, match="has no python3"):
-            async with bubblewrap.provider.open(bubblewrap.spec(image=str(folder))):
-                pass
-        (folder / "usr").unlink()
-        shutil.copytree(image / "rootfs" / "usr", folder / "usr", symlinks=True, copy_function=os.link)
-        for name in ("lib", "lib64", "bin"):
-            (folder / name).symlink_to(f"usr/{name}")
-        before = sorted(path.name for path in folder.iterdir())
-        spec = bubblewrap.spec(image=str(folder))
-        async with bubblewrap.provider.open(spec) as sandbox, connect(sandbox) as driver:
-            result = await driver.run(["ls", "/"], cwd=str(sandbox.root), timeout_seconds=20)
-            assert sandbox.image_digest is None
-        assert {"episode", "proc", "dev", "tmp", "root", "usr"} <= set(result.stdout.split())
-        assert sorted(path.name for path in folder.iterdir()) == before
 
 
 async def test_an_ordinary_user_can_open_sandboxes(unpacked_image: str) -> None:

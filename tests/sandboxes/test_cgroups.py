@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.sandboxes.base import Limits
 from decathlon_mcp.sandboxes.host.cgroups import Group, Hierarchies
 
 
@@ -72,35 +71,6 @@ def test_machine_without_control_groups_limits_nothing(machine: Machine, tmp_pat
     assert machine.hierarchies().unlimited == ("memory", "cpus", "pids")
     machine.mount(tmp_path / "missing", "cgroup", "memory", "/")
     assert machine.hierarchies().unlimited == ("memory", "cpus", "pids")
-
-
-def test_limits_are_written_to_the_files_that_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_folder = Path.mkdir
-
-    def mkdir(self: Path, *arguments: object) -> None:
-        """As the kernel, which creates a group with its files."""
-        make_folder(self)
-        for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max", "cgroup.procs"):
-            (self / name).touch()
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    group = Group({tmp_path / "sandbox"})
-    group.create(Limits(memory_mib=64, cpus=0.5, pids=7))
-    files = {path.name: path.read_text() for path in (tmp_path / "sandbox").iterdir()}
-    assert files == {
-        "memory.max": str(64 << 20),
-        "memory.swap.max": "0",
-        "pids.max": "7",
-        "cpu.max": "50000 100000",
-        "cgroup.procs": "",
-    }
-    assert not group.was_out_of_memory
-    (tmp_path / "sandbox" / "memory.events").write_text(
-        "low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n"
-    )
-    assert group.was_out_of_memory
 
 
 LIMIT, MOST = {"memory.limit_in_bytes": "100\n"}, "memory.max_usage_in_bytes"

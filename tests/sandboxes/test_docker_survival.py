@@ -17,7 +17,7 @@ from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_all, receive_line
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench, docker_bench
 from tests.sandboxes.own_engine import OwnEngine
@@ -55,32 +55,6 @@ async def test_surviving_container_is_kept_by_its_engine(
 
 
 # Taking back
-
-
-async def test_exit_of_a_container_with_another_owner_is_reported(docker: Bench) -> None:
-    spec = docker.new_spec(survives=True)
-    await docker.leave_behind([spec], "none")
-    async with docker.provider.reattach(docker.former_owner, spec) as sandbox:
-        await sandbox.stream.send(b'{"exit": 3}\n')
-        await receive_all(sandbox)
-        assert await sandbox.cause_of_end() == "exit code 3"
-    await docker.assert_nothing_left()
-
-
-async def test_container_that_ended_meanwhile_is_lost_with_its_cause(docker: Bench) -> None:
-    specs = {
-        "exit code 3": docker.python_spec("raise SystemExit(3)", survives=True),
-        OUT_OF_MEMORY: docker.python_spec(
-            "data = [bytes(1 << 20) + b'x' for _ in range(1000)]", survives=True
-        ),
-    }
-    await docker.leave_behind([*specs.values()], "end")
-    for cause, spec in specs.items():
-        with pytest.raises(SandboxLostError) as caught:
-            async with docker.provider.reattach(docker.former_owner, spec):
-                pass
-        assert caught.value.data["cause"] == cause
-    await docker.assert_nothing_left()
 
 
 async def test_files_belong_to_the_images_user_whatever_the_container_says_now(

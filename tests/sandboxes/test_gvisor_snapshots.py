@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,58 +11,18 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.client import DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.errors import SnapshotError
-from decathlon_mcp.plugins.conformance.target import Probe, receive_line
+from decathlon_mcp.plugins.conformance.target import receive_line
 from decathlon_mcp.plugins.gvisor import saving
-from decathlon_mcp.plugins.gvisor.sandbox import SAVED_FOLDER
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.capabilities import Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.mounts import SandboxUser
-from decathlon_mcp.sandboxes.host.plugin import FOLDER
-from decathlon_mcp.storage.store import SandboxRow, Store
 from tests.sandboxes.conftest import Bench
-from tests.sandboxes.killed_server import host_provider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
-
-
-async def test_what_runsc_does_not_restore_is_refused(
-    gvisor: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    provider, spec = snapshots_of(gvisor.provider), gvisor.new_spec()
-    assert provider is not None
-    async with provider.open(spec) as sandbox:
-        snapshot = await sandbox.snapshot(tmp_path / "saved")
-        # What was saved in vain takes no room while the sandbox runs on.
-        with pytest.raises(SnapshotError, match="Directory not empty"):
-            await sandbox.snapshot(tmp_path / "saved")
-        assert not list((gvisor.scratch / FOLDER / spec.name / SAVED_FOLDER).iterdir())
-        await Probe(sandbox).ping()
-    description = snapshot.folder / saving.DESCRIPTION_FILE
-    content = json.loads(description.read_text())
-    description.write_text(json.dumps({**content, "runsc": "runsc version 0.0~20991231.0"}))
-    with pytest.raises(SnapshotError, match=r"made by runsc version 0\.0~20991231\.0, and only that"):
-        async with provider.open(gvisor.new_spec(), snapshot=snapshot):
-            pass
-    # As if the description were true: what runsc finds by itself, at once or when it has begun.
-    description.write_text(json.dumps(content))
-
-    def known_digest(file: Path) -> str:
-        return content["files"][file.name]
-
-    monkeypatch.setattr(saving, "_digest", known_digest)
-    state = (snapshot.folder / "checkpoint.img").read_bytes()
-    for damaged in (b"", state[:-1000]):
-        (snapshot.folder / "checkpoint.img").write_bytes(damaged)
-        with pytest.raises(SnapshotError, match="no sandbox could be opened") as refused:
-            async with provider.open(gvisor.new_spec(), snapshot=snapshot):
-                pass
-        assert refused.value.__notes__
-    await gvisor.assert_nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -96,35 +55,6 @@ def test_snapshot_is_of_one_kind_of_sandbox(
     spec, image = replace(spec, **change.get("spec", {})), replace(image, **change.get("image", {}))
     with nullcontext() if message is None else pytest.raises(SnapshotError, match=message):
         saving.check(Snapshot(tmp_path), spec, image, change.get("version", "runsc 1"))
-
-
-def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path) -> None:
-    """What the next server knows of a sandbox, from the store, is all that the first one knew."""
-    for name in saving.IMAGE_FILES:
-        (tmp_path / name).write_text(name)
-    program = tmp_path / "usr/bin/python3"
-    program.parent.mkdir(parents=True)
-    program.touch(0o755)
-    image = replace(ImageFolder.read(tmp_path), digest="sha256:1")
-    limits = Limits(memory_mib=123, cpus=0.5, pids=7)
-    spec = SandboxSpec(
-        "first",
-        BOOT_COMMAND,
-        PurePosixPath("/root"),
-        "image",
-        "outbound",
-        limits,
-        survives=True,
-        merge_pages=True,
-    )
-    with Store.open(tmp_path, "dead") as store:
-        provider = host_provider("dead", tmp_path / "sandboxes", kernel="gvisor")
-        SandboxRecords(store, "episode").insert(spec, provider, "agent")
-        (row,) = store.find(SandboxRow)
-    reattached = sandbox_spec(row)
-    assert reattached == spec
-    saving.describe(tmp_path, reattached, image, "runsc 1")
-    saving.check(Snapshot(tmp_path), replace(spec, name="copy"), image, "runsc 1")
 
 
 async def test_copies_are_protected_as_what_they_copy(gvisor: Bench, tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from decathlon_sandbox.processes import Process
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
-from decathlon_mcp.plugins.conformance.target import receive_all, receive_line
+from decathlon_mcp.plugins.conformance.target import receive_all
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.host import processes
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
 from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive, living_members, read_children
-from decathlon_mcp.sandboxes.host.records import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
+from decathlon_mcp.sandboxes.host.records import LEADER_FILE, OWNER_FILE
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench
 
@@ -156,27 +156,6 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
     gc.collect()  # within the filter of this test
 
 
-async def test_process_that_waits_uninterruptibly_does_not_delay_the_pause(
-    local: Bench, tmp_path: Path
-) -> None:
-    """The parent of a vfork is in state D until its child, which waits for a pipe's reader, executes."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    script = (
-        "import os; print(flush=True)\n"
-        f"open_pipe = (os.POSIX_SPAWN_OPEN, 1, {str(pipe)!r}, os.O_WRONLY, 0)\n"
-        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[open_pipe])"
-    )
-    with anyio.fail_after(30):
-        async with local.provider.open(local.python_spec(script)) as sandbox:
-            await sandbox.stream.receive()
-            stat = Path(f"/proc/{command_of(sandbox)}/stat")
-            await until(lambda: " D " in stat.read_text())
-            with anyio.fail_after(1):
-                await sandbox.pause()
-        await local.assert_nothing_left()
-
-
 async def test_process_whose_main_thread_has_exited_is_killed(local: Bench) -> None:
     """Its state is that of a zombie, and the environment of its main thread is gone."""
     script = """
@@ -289,33 +268,6 @@ input()
         assert sandbox.log_tail.endswith("e the end")
 
 
-async def test_end_of_the_first_process_wakes_who_waits_to_send(local: Bench) -> None:
-    """Also if a descendant still has the other ends of the pipes open."""
-    script = """
-import os, time
-print(os.getpid(), flush=True)
-if os.fork() == 0:
-    time.sleep(1000)
-time.sleep(0.3)
-"""
-    for survives in (False, True):
-        async with local.provider.open(local.python_spec(script, survives=survives)) as sandbox:
-            await receive_line(sandbox)
-            with pytest.raises(anyio.BrokenResourceError):
-                await sandbox.stream.send(b"x" * (1 << 20))
-            assert await receive_all(sandbox) == b""
-    await local.assert_nothing_left()
-
-
-async def test_stream_does_not_end_before_the_first_process(local: Bench) -> None:
-    """A driver that ends closes its output first; its exit code is known when the stream has ended."""
-    script = "import os, time; os.close(1); time.sleep(0.5); os._exit(3)"
-    for survives in (False, True):
-        async with local.provider.open(local.python_spec(script, survives=survives)) as sandbox:
-            assert await receive_all(sandbox) == b""
-            assert await sandbox.cause_of_end() == "exit code 3"
-
-
 @pytest.mark.parametrize(("name", "replacement"), [("stdin", "link"), ("stdout", "nothing")])
 async def test_sandbox_that_replaced_its_pipes_is_lost(local: Bench, name: str, replacement: str) -> None:
     target = local.scratch / "target"
@@ -347,15 +299,3 @@ async def test_another_process_with_the_pid_of_a_surviving_one_is_not_reattached
     # By the false record, nobody finds the true one.
     ProcessId(int(pid), int(started_ticks)).send(signal.SIGKILL)
     await local.wait_until_nothing_left()
-
-
-async def test_folder_of_a_server_that_was_killed_while_it_created_it_is_swept(local: Bench) -> None:
-    """Only those of the owner in question."""
-    spec, others = local.new_spec(), local.scratch / "sandboxes" / ".other.name"
-    others.mkdir(parents=True)
-    unfinished = folder_of(local, spec).with_name(unfinished_folder_prefix(local.former_owner) + spec.name)
-    unfinished.mkdir()
-    assert await local.provider.sweep(local.former_owner, keep=[spec.name]) == 0
-    assert await local.provider.sweep(local.former_owner) == 1
-    assert not unfinished.exists()
-    others.rmdir()

@@ -35,9 +35,6 @@ from decathlon_mcp.plugins.conformance.target import (
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
 from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
 from decathlon_mcp.sandboxes.base import ended_from_inside
-from decathlon_mcp.storage.store import EpisodeRow
-from tests.probe.clients import playing
-from tests.probe.serving import SUITE, Served, serving
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.prime_service import KEY, PrimeService
 
@@ -139,16 +136,6 @@ async def test_calls_survive_more_cuts_than_the_sdk_does(prime: Bench, service: 
     assert sorted(map(int, once.stdout.split())) == list(range(runs))
 
 
-async def test_input_that_the_service_refuses_is_sent_over_another_stream(
-    prime: Bench, service: PrimeService
-) -> None:
-    async with prime.provider.open(prime.new_spec(BOOT_COMMAND, survives=True)) as sandbox:
-        async with connect(sandbox, reconnect=SURVIVAL) as driver:
-            await driver.ping()
-            service.fail_next("SendInput", *[503] * 4)  # one more than the SDK's attempts
-            await driver.ping()
-
-
 async def test_cut_commands_are_repeated(
     prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,121 +154,6 @@ async def test_cut_commands_are_repeated(
         service.cut_next("started", 2)
         await sandbox.pause()
         assert not await sandbox.is_running()
-
-
-async def test_a_first_process_that_ends_during_a_cut_has_a_cause(
-    prime: Bench, service: PrimeService
-) -> None:
-    async with prime.provider.open(prime.new_spec(survives=True)) as sandbox:
-        await Probe(sandbox).ping()
-        service.cut_next("SendInput", 1)
-        await sandbox.stream.send(b'{"exit": 3}\n')
-        await receive_all(sandbox)
-        while await sandbox.is_running():  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-        with pytest.raises(SandboxLostError) as raised:
-            await sandbox.reopen()
-        assert raised.value.data["cause"] == await sandbox.cause_of_end() == "exit code 3"
-
-
-async def test_a_new_attachment_ends_the_previous_one(prime: Bench, service: PrimeService) -> None:
-    async with prime.provider.open(prime.new_spec(survives=True)) as sandbox:
-        (machine,) = service.living(f"{OWNER_LABEL}={prime.owner}")
-        for _ in range(3):
-            service.cut_streams()
-            await receive_all(sandbox)
-            await sandbox.reopen()
-            with anyio.fail_after(20):
-                while service.running_processes(machine) > 1:  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
-            await Probe(sandbox, reopened=True).ping()
-
-
-async def test_output_that_nobody_reads_is_bounded(
-    prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prime_sandbox, "MAX_UNREAD_BYTES", 1 << 20)
-    flood = "while True: print('x' * 60_000)"
-    async with prime.provider.open(prime.python_spec(flood, survives=True)) as sandbox:
-        with anyio.fail_after(20):
-            while service.open_streams:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-        assert len(await receive_all(sandbox)) <= 1 << 20
-        await sandbox.reopen()
-        assert b"xxx" in await sandbox.stream.receive()
-
-
-@pytest.fixture
-async def served(service: PrimeService, tmp_path: Path) -> AsyncGenerator[Served]:
-    """A server whose sandboxes do not outlive it, with a task whose evaluator waits for a file."""
-    suite = tmp_path / "probe"
-    shutil.copytree(SUITE, suite)
-    evaluator = suite / "tasks/probe/find-answer/evaluation/main.py"
-    evaluator.write_text(WAITING + evaluator.read_text())
-    async with serving(
-        tmp_path / "state",
-        suite=(str(suite),),
-        provider="prime",
-        provider_option=("per_minute=6000",),
-        image="image-of-the-stand-in",
-    ) as served:
-        yield served
-
-
-WAITING = """
-import os, time
-open("/evaluating", "a").write("once ")
-while not os.path.exists("/continue"):
-    time.sleep(0.01)
-"""
-
-
-async def test_an_episode_survives_cuts_in_calls_and_in_gradings_on_a_server_that_is_not_survived(
-    served: Served, service: PrimeService
-) -> None:
-    async with playing(served, "find-answer", "task") as player, anyio.create_task_group() as tasks:
-        texts: list[str] = []
-
-        async def call(number: int) -> None:
-            command = f"echo {number} >> started; until test -e continue; do sleep 0.01; done; echo {number}"
-            texts.append(await player.text("probe__shell", command=command))
-
-        async with anyio.create_task_group() as calls:
-            for number in range(3):
-                calls.start_soon(call, number)
-            started = "touch started; until test $(wc -l < started) = 3; do sleep 0.01; done; sort started"
-            assert await player.text("probe__shell", command=started) == "0\n1\n2\n"
-            for number in range(CUTS):
-                service.cut_streams()
-                assert await player.text("probe__echo", text=str(number)) == str(number)
-            await player.text("probe__shell", command="echo > continue")
-        assert sorted(texts) == ["0\n", "1\n", "2\n"]
-        await player.call("probe__write", path="answer.txt", text="42")
-
-        async def cut_during_evaluation() -> None:
-            while not (graders := service.with_file("/evaluating")):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-            (folder,) = graders
-            for _ in range(CUTS):
-                requests = len(service.requests)
-                service.cut_streams()
-                while ("SendInput", "") not in service.requests[requests:]:  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
-            assert (folder / "evaluating").read_text() == "once "
-            (folder / "continue").touch()
-
-        tasks.start_soon(cut_during_evaluation)
-        service.cut_next("started", 2)
-        verdict = (await player.call("evaluate")).structured_content
-        assert verdict["reward"] == 1.0
-        assert verdict["status"] == "scored"
-
-
-def episode_row(server: str, handle: str, number: int) -> EpisodeRow:
-    return EpisodeRow(
-        id=handle, agent_id=f"agent-{number}-of-an-episode", server=server, suite="starter",
-        task="tune-reactor", token=None, phase="ready", started_at=1.0, spec={}, progress={},
-    )  # fmt: skip
 
 
 async def test_a_token_that_expires_is_renewed(prime: Bench, service: PrimeService) -> None:

@@ -129,13 +129,6 @@ async def test_connection_is_closed_if_its_target_does_not_answer(driver: Driver
     await driver.ping()
 
 
-async def test_forwarding_a_port_in_use_is_an_error(driver: DriverClient) -> None:
-    async with service(upper_case_service) as port:
-        with pytest.raises(DriverError, match="cannot be listened on") as error:
-            await tunnels.forward(driver, {port: connector(port)})
-    assert error.value.data["reason"] == "network"
-
-
 async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
     async with service(upper_case_service) as port:
         async with await tunnels.dial(driver, port) as stream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import tracemalloc
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,33 +145,6 @@ async def test_notification_for_an_unknown_tunnel_is_ignored(
 
 
 # The end of a tunnel
-
-
-async def test_closing_early_sends_one_reset(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    await tunnel.aclose()
-    await tunnel.aclose()
-    assert [method for method, _ in driver.sent].count(wire.RESET) == 1
-    with pytest.raises(anyio.BrokenResourceError):
-        await tunnel.receive()
-
-
-async def test_end_of_the_connection_fails_waiting_calls(tunnels: Tunnels) -> None:
-    tunnel = tunnels.create()
-    failed: list[str] = []
-
-    async def call(name: str, method: Callable[..., Awaitable[object]], *arguments: bytes) -> None:
-        with pytest.raises(anyio.BrokenResourceError):
-            await method(*arguments)
-        failed.append(name)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call, "receive", tunnel.receive)
-        tasks.start_soon(call, "send", tunnel.send, b"x" * (wire.WINDOW_BYTES + 1))
-        await anyio.wait_all_tasks_blocked()
-        assert failed == []
-        tunnels.close()
-    assert sorted(failed) == ["receive", "send"]
 
 
 # Forwarded ports

@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-import client_requests
 import content
 import mcp_types as types
 import notifications
 from mcp.server import Server
-from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
 from mcp.shared.exceptions import MCPError
 from tool import Context, Result
 
 NAME = "conformance-fixture"
-TOOLS = {tool.name: tool for tool in (*content.TOOLS, *notifications.TOOLS, *client_requests.TOOLS)}
+TOOLS = {tool.name: tool for tool in (*content.TOOLS, *notifications.TOOLS)}
 
 
 async def list_tools(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
@@ -43,7 +41,6 @@ def create_server() -> Server[dict[str, Any]]:
         on_subscriptions_listen=ListenHandler(notifications.LIST_CHANGES),
     )
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
-    server.middleware.append(RequestStateBoundary(RequestStateSecurity.ephemeral(), default_audience=NAME))
     return server
 
 
