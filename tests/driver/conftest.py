@@ -16,10 +16,9 @@ from tests.driver.peer import DriverPeer, driver
 
 OLDEST = "3.10"
 """Python of Ubuntu 22.04, on which the images of Toolathlon and toolathlon_gym are built."""
-ON_EACH_CHANGE = "test_start_up_imports_no_slow_module"
+ON_EACH_CHANGE = "test_no_module_is_imported_from_the_file_system_after_the_first_child"
 ON_OLDEST = (
     ON_EACH_CHANGE,
-    "test_no_module_is_imported_from_the_file_system_after_the_first_child",
     "test_backpressure_bounds_memory_and_loses_no_reply",
     "test_driver_ends_with_all_its_processes_when_no_server_comes",
     "test_steps_run_in_order_until_one_fails",
@@ -32,7 +31,6 @@ ON_OLDEST = (
     "test_long_result_is_cut_before_its_length_counts",
     "test_flood_of_output_does_not_affect_other_servers",
     "test_servers_start_and_answer_concurrently",
-    "test_cancelled_call_is_cancelled_at_the_server",
     "test_request_without_room_for_its_response_waits",
     "test_dial_that_is_cancelled_after_it_connected_gives_its_place_back",
 )

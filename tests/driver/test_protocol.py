@@ -34,24 +34,6 @@ def slow_run(seconds: float = 1000.0, **params: Any) -> dict[str, Any]:
     return command("sleep", str(seconds), **{"timeout_seconds": 1000, **params})
 
 
-def test_start_up_imports_no_slow_module(python: str) -> None:
-    server = ServerEnd(generation=1)
-    server.attach("0" * 32)
-    result = subprocess.run(
-        [python, "-X", "importtime", *wire.BOOT_COMMAND[1:]],
-        input=boot_message() + server.data_to_send(),
-        capture_output=True,
-        check=True,
-    )
-    assert server.receive(result.stdout) == []
-    assert server.attached
-    imported = {line.rpartition("|")[2].strip() for line in result.stderr.decode().splitlines()}
-    assert "decathlon_sandbox.driver" in imported
-    assert not SLOW_MODULES & imported
-    late = {"supervisor", "files", "servers", "server", "mcp_session", "tunnels"}
-    assert not {f"decathlon_sandbox.{name}" for name in late} & imported
-
-
 def test_driver_runs_from_its_source_where_python_has_another_bytecode() -> None:
     modules: dict[str, bytes] = marshal.loads(boot_message().partition(b"\n")[2])
     # The names of code objects end with the version of their bytecode.

@@ -53,19 +53,6 @@ async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(sdk: Driv
         assert steps[0]["total"] == 5
 
 
-async def test_cancelled_call_is_cancelled_at_the_server(peer: DriverPeer, tmp_path: Path) -> None:
-    await peer.start(peer.sdk_server())
-    number = await peer.begin_tool("sdk", "hang", meta={"progressToken": 1}, note=f"{tmp_path}/note")
-    await peer.notification(wire.PROGRESS, id=number)
-    await peer.cancel(number)
-    await peer.cancel(number)
-    with pytest.raises(WireError) as error:
-        await peer.result(number)
-    assert error.value.reason == "cancelled"
-    await until((tmp_path / "note").exists)
-    assert await peer.text("sdk", "echo", words="and on") == "and on"
-
-
 async def test_timed_out_call_is_cancelled_at_the_server(peer: DriverPeer) -> None:
     await peer.start(peer.scripted_server("plain", request_seconds=0.2))
     number = await peer.begin_tool("scripted", "hang")
@@ -75,18 +62,6 @@ async def test_timed_out_call_is_cancelled_at_the_server(peer: DriverPeer) -> No
     cancellation = await peer.notification(wire.MESSAGE)
     assert isinstance(cancellation["params"]["data"]["cancelled"]["requestId"], int)
     assert await peer.text("scripted", "text", unit="on", times=1) == "on"
-
-
-async def test_log_message_carries_the_id_of_the_only_running_call(sdk: DriverPeer) -> None:
-    number = await sdk.begin_tool("sdk", "log_message", words="alone")
-    await sdk.result(number)
-    message = await sdk.notification(wire.MESSAGE, id=number)
-    assert message["server"] == "sdk"
-    assert message["params"]["data"] == "alone"
-    waiting = await sdk.begin_tool("sdk", "sleep", seconds=1000)
-    await sdk.tool("sdk", "log_message", words="with another call")
-    assert (await sdk.notification(wire.MESSAGE, id=None))["params"]["data"] == "with another call"
-    await sdk.cancel(waiting)
 
 
 async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_driver(

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -17,33 +12,11 @@ from benchmarks.wire_client import wire_client
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive, read_children
 from tests.conftest import skip_or_fail
+from tests.survival.servers import supervised_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-SUITE = Path(__file__).parents[2] / "benchmarks/suite"
-
-
-@asynccontextmanager
-async def serving(state: Path, *flags: str) -> AsyncGenerator[tuple[str, int]]:
-    """A server of the benchmarks' suite: its URL and pid."""
-    if (reason := why_unavailable()) is not None:
-        skip_or_fail(reason)
-    ready = state.with_name("ready")
-    ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor", "--suite", str(SUITE)]
-    command += ["--provider", "host", "--isolation", "namespaces", "--state", str(state), "--port", "0"]
-    command += ["--ready-file", str(ready), *flags]
-    async with await anyio.open_process(command, stdin=None, stdout=None, stderr=None) as process:
-        try:
-            with anyio.fail_after(90):
-                while not (ready.exists() and ready.read_text()):  # noqa: ASYNC110  (nothing else says it)
-                    await anyio.sleep(0.05)
-            yield ready.read_text().strip(), process.pid
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            with anyio.CancelScope(shield=True):
-                await process.wait()
+SUITE = str(Path(__file__).parents[2] / "benchmarks/suite")
 
 
 async def play(url: str) -> None:
@@ -67,9 +40,11 @@ def preloaders(pid: int) -> list[ProcessId]:
 
 @pytest.mark.timeout(300)
 async def test_libraries_are_learnt_at_the_first_set_up_and_kept_for_the_next_server(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    async with serving(state, "--preload") as (url, pid):
-        await play(url)
+    if (reason := why_unavailable()) is not None:
+        skip_or_fail(reason)
+    state, options = tmp_path / "state", ("--no-supervisor", "--isolation", "namespaces", "--preload")
+    async with supervised_server(state, *options, suite=SUITE) as server:
+        await play(server.url)
         with anyio.fail_after(90):
             while not (state / "preload.json").exists():  # noqa: ASYNC110
                 await anyio.sleep(0.1)
@@ -78,16 +53,16 @@ async def test_libraries_are_learnt_at_the_first_set_up_and_kept_for_the_next_se
         # The server's own module is run by the fork.
         assert not any(name.startswith("notes") for name in program["names"])
         with anyio.fail_after(90):
-            while len(preloaders(pid)) != 1:  # noqa: ASYNC110
+            while len(preloaders(server.process.pid)) != 1:  # noqa: ASYNC110
                 await anyio.sleep(0.1)
-        await play(url)
-        left = preloaders(pid)
+        await play(server.url)
+        left = preloaders(server.process.pid)
     assert not any(map(is_alive, left))
-    async with serving(state, "--preload") as (url, pid):
-        await play(url)
-        left = preloaders(pid)
+    async with supervised_server(state, *options, suite=SUITE) as server:
+        await play(server.url)
+        left = preloaders(server.process.pid)
         assert len(left) == 1
-        os.kill(pid, signal.SIGKILL)
+        server.process.kill()
         with anyio.fail_after(30):
             while any(map(is_alive, left)):  # noqa: ASYNC110
                 await anyio.sleep(0.05)

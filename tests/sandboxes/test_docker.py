@@ -8,9 +8,8 @@ import json
 import os
 import secrets
 import socket
-import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,12 +27,11 @@ from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.plugins.conformance.target import download, file_entry, pack, receive_all, receive_line
 from decathlon_mcp.plugins.docker import image as docker_image
-from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.checks import check_runtime
 from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.plugins.docker.engine import regular_file
 from decathlon_mcp.plugins.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec, ended_from_inside
+from decathlon_mcp.sandboxes.base import Finding, Limits, ended_from_inside
 from decathlon_mcp.types import JsonObject
 from tests.sandboxes.conftest import Bench
 
@@ -270,45 +268,6 @@ async def test_refusal_that_passes_does_not_make_a_folder_look_empty_and_one_tha
         with pytest.raises(ProviderUnavailableError, match="the engine refused a request"):
             await sandbox.get(sandbox.root, tmp_path / "none.tar", 1 << 20)
         assert not (tmp_path / "none.tar").exists()
-
-
-async def test_engine_that_stopped_answering_delays_the_end_only_once(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    answering = threading.Event()
-
-    def hang(*_arguments: Any, **_options: Any) -> None:
-        answering.wait(60)
-
-    with monkeypatch.context() as patch, anyio.fail_after(60):
-        patch.setattr(APIClient, "remove_container", hang)
-        patch.setattr(docker_provider, "REMOVE_SECONDS", 1.0)
-        patch.setattr(docker_provider, "REMOVE_SILENT_SECONDS", 0.1)
-        async with DockerProvider(docker.owner, at_once=1) as provider:
-            assert await end_together(provider, [docker.spec() for _ in range(3)]) < 4
-    assert caplog.text.count("A container was left behind") == 3
-    answering.set()
-    await docker.provider.sweep(docker.owner)
-
-
-async def end_together(provider: DockerProvider, specs: Sequence[SandboxSpec]) -> float:
-    """Open sandboxes, end all of them at once; returns how many seconds that took."""
-    ended, opened, started_at = anyio.Event(), 0, 0.0
-
-    async def one(spec: SandboxSpec) -> None:
-        nonlocal opened
-        async with provider.open(spec):
-            opened += 1
-            await ended.wait()
-
-    async with anyio.create_task_group() as tasks:
-        for spec in specs:
-            tasks.start_soon(one, spec)
-        while opened < len(specs):  # noqa: ASYNC110  (a test of the end, not of the start)
-            await anyio.sleep(0.01)
-        started_at = time.monotonic()
-        ended.set()
-    return time.monotonic() - started_at
 
 
 # Images

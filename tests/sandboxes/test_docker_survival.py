@@ -14,23 +14,15 @@ from docker import APIClient
 from docker.errors import APIError
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_all, receive_line
+from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_line
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
-from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench, docker_bench
 from tests.sandboxes.own_engine import OwnEngine
 from tests.sandboxes.test_docker import image_with_users
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
-
-COUNTER = """
-import sys
-for count, line in enumerate(sys.stdin, 1):
-    print(count, line.strip(), flush=True)
-"""
-"""Answers each line with its number, so that a lost, doubled or restarted one is seen."""
 
 
 # Creation
@@ -135,37 +127,6 @@ async def bench_on(engine: OwnEngine, folder: Path, image: str) -> AsyncGenerato
 
 
 @pytest.mark.long
-async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
-    own_engine: OwnEngine, test_image: str, tmp_path: Path
-) -> None:
-    async with (
-        bench_on(own_engine, tmp_path, test_image) as bench,
-        bench.provider.open(bench.python_spec(COUNTER, survives=True)) as sandbox,
-    ):
-        for round_ in range(3):
-            await count(sandbox, 2 * round_ + 1)
-            await own_engine.kill()
-            assert await receive_all(sandbox) == b""
-            await until(lambda: not bench.provider.is_available)
-            with pytest.raises(ProviderUnavailableError):
-                await sandbox.reopen()
-            assert not await sandbox.is_running()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(own_engine.start)
-                await reopen_when_possible(sandbox)
-            await count(sandbox, 2 * round_ + 2)
-            await until(lambda: bench.provider.is_available)
-            assert await sandbox.is_running()
-            assert await sandbox.cause_of_end() is None
-        # Events are followed again.
-        await sandbox.stream.send_eof()
-        await sandbox.reopen()
-        bench.engine.kill(f"decathlon-{sandbox.spec.name}")
-        assert await receive_all(sandbox) == b""
-        assert await sandbox.cause_of_end() == "killed by the engine, exit code 137"
-
-
-@pytest.mark.long
 async def test_sandbox_that_ends_while_its_engine_is_down_is_lost(
     own_engine: OwnEngine, test_image: str, tmp_path: Path
 ) -> None:
@@ -204,11 +165,6 @@ async def test_server_and_engine_die_together(own_engine: OwnEngine, test_image:
         async with bench.provider.reattach(bench.former_owner, paused) as sandbox:
             assert not await sandbox.is_running()
             await sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20)
-
-
-async def count(sandbox: Sandbox, expected: int) -> None:
-    await sandbox.stream.send(b"line\n")
-    assert await receive_line(sandbox) == f"{expected} line"
 
 
 async def reopen_when_possible(sandbox: Sandbox) -> None:

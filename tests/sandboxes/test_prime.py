@@ -183,16 +183,6 @@ async def test_requests_that_fail_for_a_moment_are_made_again(prime: Bench, serv
         service.fail_next("delete", 503, 503, 503)
 
 
-async def test_a_sandbox_that_the_service_could_not_delete_is_reported(
-    prime: Bench, service: PrimeService
-) -> None:
-    async with prime.create_second() as second, second.open(prime.new_spec()):
-        service.fail_next("bulk_delete", 500)
-        with pytest.raises(ProviderUnavailableError, match="could not be removed"):
-            await prime.provider.sweep(prime.owner)
-        assert await prime.provider.sweep(prime.owner) == 1
-
-
 async def test_a_creation_whose_answer_is_lost_creates_one_sandbox(
     prime: Bench, service: PrimeService, caplog: pytest.LogCaptureFixture
 ) -> None:

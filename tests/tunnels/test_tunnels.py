@@ -273,13 +273,11 @@ def test_every_name_has_the_address_of_the_loopback() -> None:
     assert struct.unpack("!HHHHHH", reply[:12]) == (0x1234, 0x8180, 1, 1, 0, 0)
     assert reply[12 : len(asked)] == asked[12:]
     assert reply[len(asked) :] == struct.pack("!HHHIH4B", 0xC00C, A, 1, 60, 4, 127, 0, 0, 1)
-
-
-def test_there_are_no_other_records() -> None:
+    # There are no other records.
     reply = answer(query("www.example.org", AAAA))
     assert reply is not None
     assert struct.unpack("!HHHHHH", reply[:12])[:4] == (0x1234, 0x8180, 1, 0)
-    assert len(reply) == len(query("www.example.org", AAAA))
+    assert len(reply) == len(asked)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ TOOLS = (
         "test_multiple_content_types", "Returns text, an image and a resource.", TEXT, IMAGE, MIXED
     ),
     Tool("test_error_handling", "Always returns an error.", fail),
+    # What it would request of the client does not reach a client.
+    Tool("test_streaming_elicitation", "Always returns an error.", fail),
     Tool("json_schema_2020_12_tool", "Has a schema with many keywords.", echo, SCHEMA_2020_12),
     Tool(
         "test_x_mcp_header",
