@@ -137,7 +137,6 @@ MOVED: dict[str, tuple[str, ...]] = {
     ),
     "tests/driver_client/test_mcp_schema.py": (
         "test_no_definition_makes_an_sdk_client_refuse_the_list",
-        "test_no_result_makes_an_sdk_client_raise",
     ),
     # Each pair of a preloader and a sandbox takes two seconds; how servers are learnt and served stays.
     "tests/preload/test_attacks.py": (
@@ -169,7 +168,6 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_a_missing_service_fails_the_set_up_and_is_named",
     ),
     "tests/docs/test_commands.py": ("test_command_lines_are_valid",),
-    "tests/driver/test_freeze.py": ("test_freeze_kills_everything_and_refuses_calls",),
     "tests/driver/test_protocol.py": (
         "test_backpressure_bounds_memory_and_loses_no_reply",
     ),

@@ -98,12 +98,6 @@ def test_replies_that_the_sdks_take_are_taken(session: Session, line: str) -> No
     assert session.answer(line).replies[0]["result"] == {"a": 1}
 
 
-@pytest.mark.parametrize("result", ["null", '{"a":1}'])
-def test_beside_an_error_a_result_does_not_count(session: Session, result: str) -> None:
-    line = '{"jsonrpc":"2.0","id":$id,"result":' + result + ',"error":{"code":1,"message":"no"}}'
-    assert session.answer(line).replies[0]["error"]["message"] == "no"
-
-
 def test_unpaired_surrogates_are_replaced_and_the_rest_is_kept(session: Session) -> None:
     r"""Servers in JavaScript cut texts by UTF-16 units; strict parsers refuse the remaining half pairs."""
     result = r'{"a":"\ud83d\ude00\ud83d","b":"\ude00\\ud83d\\\ud83dx","\uDBFF":1}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -50,23 +50,15 @@ async def connected(**fields: Any) -> AsyncGenerator[tuple[DriverClient, Peer]]:
         yield driver, peer
 
 
-async def answered(peer: Peer, call: Callable[[], Awaitable[Any]], **reply: Any) -> tuple[JsonObject, Any]:
-    """Run a call and answer its request; returns the request's method and params, and the call's result."""
-    requests: list[JsonObject] = []
+async def answered(peer: Peer, call: Awaitable[Any], result: Any) -> Any:
+    """The result of a call whose request gets this result."""
 
     async def answer() -> None:
-        request = await peer.receive()
-        requests.append({"method": request["method"], "params": request["params"]})
-        await peer.send(id=request["id"], **reply)
+        await peer.reply(await peer.receive(), result)
 
-    result: Any = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(answer)
-        try:
-            result = await call()
-        except DriverError as error:
-            result = error
-    return requests[0], result
+        return await call
 
 
 # Methods
@@ -85,10 +77,8 @@ INVALID_RESULTS: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("method", "result"), INVALID_RESULTS)
 async def test_invalid_result_is_a_driver_error(method: Any, result: Any) -> None:
     async with connected() as (driver, peer):
-        _, error = await answered(peer, lambda: method(driver), result=result)
-    assert isinstance(error, DriverError)
-    assert "invalid reply" in error.message
-    assert error.data == {"reason": "invalid_reply"}
+        with pytest.RaisesGroup(pytest.RaisesExc(DriverError, match="invalid reply")):
+            await answered(peer, method(driver), result)
 
 
 async def test_tools_with_one_name_are_one() -> None:
@@ -98,11 +88,8 @@ async def test_tools_with_one_name_are_one() -> None:
         {"name": "a", "description": "the last"},
     ]
     async with connected() as (driver, peer):
-        _, started = await answered(
-            peer,
-            lambda: driver.start(["files"], deadline_seconds=5),
-            result={"servers": {"files": {"tools": tools}}},
-        )
+        call = driver.start(["files"], deadline_seconds=5)
+        started = await answered(peer, call, {"servers": {"files": {"tools": tools}}})
     assert started["files"].tools == [{"name": "a", "description": "the last"}, {"name": "b"}]
 
 

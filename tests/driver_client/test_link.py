@@ -49,16 +49,14 @@ class Request:
 
     def __init__(self, tasks: TaskGroup, link: DriverLink, method: str = wire.PING, **options: Any):
         self.done = anyio.Event()
-        self.scope = anyio.CancelScope()
         self.outcome: Any = None
         tasks.start_soon(self._run, link, method, options)
 
     async def _run(self, link: DriverLink, method: str, options: dict[str, Any]) -> None:
-        with self.scope:
-            try:
-                self.outcome = await link.request(method, {}, **options)
-            except Exception as error:  # noqa: BLE001
-                self.outcome = error
+        try:
+            self.outcome = await link.request(method, {}, **options)
+        except Exception as error:  # noqa: BLE001
+            self.outcome = error
         self.done.set()
 
     async def result(self) -> Any:

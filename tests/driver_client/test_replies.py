@@ -118,27 +118,6 @@ def test_a_reply_over_a_limit_is_refused(result: str) -> None:
         read(result)
 
 
-def read_envelope(reply: Any) -> Reply:
-    return read_reply(json.dumps({"result": reply}).encode(), server="files")
-
-
-@pytest.mark.parametrize("reply", [None, [], {}, {"error": None}])
-def test_what_is_neither_a_result_nor_an_error_is_an_error_of_the_server(reply: Any) -> None:
-    with pytest.raises(DriverError, match="a reply that is neither a result nor an error") as caught:
-        read_envelope(reply)
-    assert caught.value.data == {"reason": "server"}
-
-
-@pytest.mark.parametrize(
-    ("error", "counts"),
-    [({"code": 1, "message": "no"}, True), (None, False), ({}, False), ({"code": 1}, False), ("no", False)],
-)
-def test_beside_a_result_only_a_valid_error_counts(error: Any, counts: bool) -> None:
-    result: Any = {"result": {"content": []}}
-    assert read_envelope({**result, "error": error}).decoded() == ({"error": error} if counts else result)
-    assert read_envelope({"error": {}}).decoded() == {"error": {}}
-
-
 def test_a_reply_that_would_exhaust_the_stack_is_refused() -> None:
     with pytest.raises(DriverError):
         read("[" * 400_000)

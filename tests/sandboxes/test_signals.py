@@ -27,21 +27,6 @@ import os, signal, sys, time
 os.kill(os.getpid(), int(sys.argv[1]))
 time.sleep(5)
 """
-SIGNAL_THE_FIRST_PROCESS = """
-import os, signal, sys
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM):
-    os.kill(1, number)
-    if hasattr(signal, "pidfd_send_signal"):
-        try:
-            signal.pidfd_send_signal(os.pidfd_open(1), number)
-        except OSError:
-            pass
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-try:
-    os.kill(-1, signal.SIGTERM)  # all but the first process and this one
-except ProcessLookupError:
-    pass  # there is no other
-"""
 
 
 @pytest.mark.parametrize("bench", ISOLATED, indirect=True)
@@ -50,15 +35,6 @@ async def test_programs_of_the_driver_take_signals_as_usual(bench: Bench) -> Non
         result = await driver.run([*PYTHON, SIGNALS_SCRIPT], cwd=str(sandbox.root), timeout_seconds=300)
         assert result.exit_code == 0, result
         assert json.loads(result.stdout) == {}
-
-
-@pytest.mark.parametrize("bench", ISOLATED, indirect=True)
-async def test_driver_survives_signals_of_the_sandbox(bench: Bench) -> None:
-    async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
-        command = [*PYTHON, SIGNAL_THE_FIRST_PROCESS]
-        result = await driver.run(command, cwd=str(sandbox.root), timeout_seconds=60)
-        assert result.exit_code == 0, result
-        assert (await driver.run(["echo", "on"], cwd=str(sandbox.root), timeout_seconds=60)).stdout == "on\n"
 
 
 @pytest.mark.parametrize("bench", ["namespaces"], indirect=True)

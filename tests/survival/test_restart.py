@@ -54,9 +54,6 @@ async def assert_nothing_left(state: Path) -> None:
     assert list((state / "scratch").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "provider", ["host", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
-)
 async def test_attempt_goes_on_after_its_server_was_killed_again_and_again(
     tmp_path: Path, provider: str
 ) -> None:
@@ -263,30 +260,13 @@ async def test_start_that_fails_leaves_the_episodes_to_the_next_one(tmp_path: Pa
     await assert_nothing_left(state)
 
 
-async def test_a_second_server_on_the_folder_is_refused_and_one_that_comes_while_the_first_stops_waits(
-    tmp_path: Path,
-) -> None:
-    state, log = tmp_path / "state", tmp_path / "state.log"
-    async with AsyncExitStack() as servers:
-        server = await servers.enter_async_context(supervised_server(state))
-        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
-            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
-            with pytest.raises(AssertionError, match=f"in use by another .* process {server.server_pid}:"):
-                async with supervised_server(state):
-                    pass
-            # While the first is started again, the folder is its supervisor's.
-            server.process.send_signal(signal.SIGSTOP)
-            server.kill_at_once()
-            with pytest.raises(AssertionError, match=f"in use by another .* process {server.process.pid}:"):
-                async with supervised_server(state, "--no-supervisor"):
-                    pass
-            server.process.send_signal(signal.SIGCONT)
-            assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
-        assert "cannot be continued" not in log.read_text()
-        server.process.terminate()
-        second = await servers.enter_async_context(supervised_server(state))
-        async with Decathlon(second.url) as client, client.episode("find-answer") as episode:
-            assert (await episode.call("probe__echo", {"text": "here"})).text == "here"
+async def test_a_server_that_comes_while_the_first_stops_waits(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with supervised_server(state) as first:
+        first.process.terminate()
+        async with supervised_server(state) as second:
+            async with Decathlon(second.url) as client, client.episode("find-answer") as episode:
+                assert (await episode.call("probe__echo", {"text": "here"})).text == "here"
     await assert_nothing_left(state)
 
 

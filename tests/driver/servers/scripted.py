@@ -1,4 +1,4 @@
-# ruff: noqa: PTH109, PTH112, PTH115, PTH208
+# ruff: noqa: PTH109, PTH115, PTH208
 """MCP servers that misbehave: `scripted.py BEHAVIOUR TOKEN`. Without the SDK, and without late imports."""
 
 from __future__ import annotations
@@ -92,16 +92,6 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> None:
             fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]
         }
         text(number, json.dumps(details))
-    elif name == "peek":
-        peek(number, arguments["path"])
-
-
-def peek(number: int, path: str) -> None:
-    try:
-        found = os.listdir(path) if os.path.isdir(path) else [os.readlink(path)]
-        text(number, json.dumps(found))
-    except OSError as error:
-        text(number, type(error).__name__)
 
 
 # the handshake
