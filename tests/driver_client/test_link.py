@@ -104,8 +104,8 @@ async def test_error_reply_is_a_driver_error(reply: JsonObject, reason: str, mes
         request = Request(tasks, link)
         await peer.send(id=(await peer.receive())["id"], **reply)
         error = await request.result()
-    assert isinstance(error, DriverError)
-    assert (error.message, error.data) == (message, {"reason": reason})
+        assert isinstance(error, DriverError)
+        assert (error.message, error.data) == (message, {"reason": reason})
 
 
 # Cancellation and time-outs

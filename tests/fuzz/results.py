@@ -119,14 +119,6 @@ def definition_seed() -> dict[str, Any]:
     return complete("tools/list")["tools"][0]
 
 
-def with_null_and_without(seeds: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The seeds with null instead of each member that MCP defines, and without that member."""
-    for seed in seeds:
-        for path in _paths(seed):
-            if path and isinstance(path[-1], str) and path[-1] != "key":
-                yield _replaced(seed, path, None), _replaced(seed, path, _REMOVED)
-
-
 def nulls(kind: Any, value: Any) -> list[str]:
     """The members that are null where the schema of a message allows only their absence."""
     origin, arguments = get_origin(kind), get_args(kind)
