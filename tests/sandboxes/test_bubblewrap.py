@@ -64,31 +64,24 @@ async def test_calls_that_docker_refuses_are_refused(bubblewrap: Bench) -> None:
         assert await output_of(sandbox) == "done\n", sandbox.log_tail
 
 
-async def test_sandbox_has_its_own_loopback_its_home_and_nothing_of_the_machine(bubblewrap: Bench) -> None:
+@pytest.mark.parametrize("bench", ["image", "gvisor"], indirect=True)
+async def test_image_cannot_be_changed_by_its_sandboxes(bench: Bench) -> None:
     script = """
-import os, socket, subprocess
-with socket.create_server(("localhost", 0)) as server:
-    socket.create_connection(server.getsockname()[:2]).close()
+import os
 with open(os.path.expanduser("~/.profile"), "a") as file:
-    file.write("# changed")
-print(sorted(os.environ), os.getpid(), socket.gethostname(), os.getuid(), os.listdir("/tmp"))
-for path in ("/file", "/usr/file", "/etc/file", "/dev/file"):
+    file.write("# changed")  # of the sandbox's own home
+for path in ("/file", "/usr/file", "/etc/passwd"):
     try:
-        open(path, "w")
-    except OSError as error:
-        print(error.strerror)
-try:
-    os.chmod("/dev/null", 0o600)
-except OSError as error:
-    print(error.strerror)
+        open(path, "a")
+        print(path, "was opened")
+    except OSError:
+        pass
+print(os.getpid(), os.getuid(), os.listdir("/tmp"))
 """
-    async with bubblewrap.provider.open(bubblewrap.python_spec(script)) as sandbox:
-        output = (await output_of(sandbox)).splitlines()
-    assert output == [
-        "['HOME', 'HOSTNAME', 'LANG', 'PATH', 'PWD'] 1 sandbox 0 []",
-        *["Read-only file system"] * 4,
-        "Operation not permitted",
-    ]
+    async with bench.provider.open(bench.python_spec(script)) as sandbox:
+        assert await output_of(sandbox) == "1 0 []\n"
+    profile = Path(str(bench.image)) / "rootfs/root/.profile"
+    assert "# changed" not in await anyio.Path(profile).read_text()
 
 
 async def test_what_cannot_be_limited_is_reported(bubblewrap: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailable
 from decathlon_mcp.plugins.conformance.target import download, file_entry, pack, receive_all, receive_line
 from decathlon_mcp.plugins.docker import image as docker_image
 from decathlon_mcp.plugins.docker.checks import check_runtime
-from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.plugins.docker.engine import regular_file
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import Finding, Limits
@@ -100,18 +99,6 @@ async def test_limits_of_the_drivers_threads_cannot_be_set(docker: Bench) -> Non
             assert report["errors"] == []
             result = await driver.run(["cat", "/proc/1/limits"], cwd=root, timeout_seconds=10)
             assert "Max cpu time              unlimited            unlimited" in result.stdout
-
-
-async def test_default_network_isolates_containers_and_publishes_nothing(docker: Bench) -> None:
-    spec = docker.spec(network="outbound")
-    async with docker.provider.open(spec):
-        container = docker.engine.inspect_container(f"decathlon-{spec.name}")
-    assert [*container["NetworkSettings"]["Networks"]] == [DEFAULT_NETWORK]
-    network = docker.engine.inspect_network(container["HostConfig"]["NetworkMode"])
-    assert network["Options"]["com.docker.network.bridge.enable_icc"] == "false"
-    assert not network["Internal"]
-    assert not container["Config"].get("NetworkDisabled")
-    assert not any(container["NetworkSettings"]["Ports"].values())
 
 
 async def test_configured_network_is_used(docker: Bench, docker_network: str) -> None:
