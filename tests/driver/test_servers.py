@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -14,7 +13,7 @@ import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from tests.driver.peer import DriverPeer, WireError, driver, until
+from tests.driver.peer import DriverPeer, WireError, driver
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -91,44 +90,6 @@ async def test_all_pages_of_tools_are_listed_unchanged(peer: DriverPeer) -> None
     assert [tool["name"] for tool in info["scripted"]["tools"]] == [f"tool{page}" for page in range(5)]
     assert info["scripted"]["tools"][0]["x-unknown"] == {"kept": [1, None]}
     assert info["none"]["tools"] == []
-
-
-async def test_start_waits_for_one_that_is_under_way(peer: DriverPeer) -> None:
-    """As after the death of a server process that was starting a server."""
-    first = await peer.begin_start(peer.scripted_server("stopped"))
-    await peer.until_living(1)
-    second = await peer.begin(wire.START, names=["scripted"], deadline_seconds=30)
-    cancelled = await peer.begin(wire.START, names=["scripted"], deadline_seconds=30)
-    await peer.cancel(cancelled)
-    with pytest.raises(WireError) as error:
-        await peer.result(cancelled)
-    assert error.value.reason == "cancelled"
-    (server,) = peer.living()
-    await until(lambda: " T " in Path(f"/proc/{server}/stat").read_text())
-    os.kill(server, signal.SIGCONT)
-    assert set((await peer.result(first))["servers"]) == {"scripted"}
-    assert (await peer.result(second))["servers"] == {}
-    assert len(peer.living()) == 1
-
-
-@pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_failure_of_a_start_fails_those_that_wait_but_its_cancellation_does_not(
-    peer: DriverPeer, is_cancelled: bool
-) -> None:
-    first = await peer.begin_start(
-        peer.scripted_server("silent"), deadline_seconds=1000 if is_cancelled else 1
-    )
-    await peer.until_living(1)
-    second = await peer.begin(wire.START, names=["scripted"], deadline_seconds=1)
-    if is_cancelled:
-        await peer.cancel(first)
-    with pytest.raises(WireError) as first_error:
-        await peer.result(first)
-    with pytest.raises(WireError, match="was not up after 1 s") as second_error:
-        await peer.result(second)
-    assert first_error.value.reason == ("cancelled" if is_cancelled else "server")
-    assert second_error.value.data["server"] == "scripted"
-    assert peer.living() == []
 
 
 async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer) -> None:

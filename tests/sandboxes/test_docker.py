@@ -417,24 +417,6 @@ async def assert_engine_unavailable(docker: Bench, address: str) -> None:
         ]
 
 
-async def test_engine_that_starts_later_is_used(docker: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first sandbox was requested before there was an engine."""
-    real = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
-    path = f"/tmp/{docker.owner}.sock"
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-    with anyio.fail_after(60):
-        async with DockerProvider(docker.owner) as provider:
-            with pytest.raises(ProviderUnavailableError):
-                async with provider.open(docker.spec()):
-                    pass
-            await anyio.Path(path).symlink_to(real)
-            try:
-                async with provider.open(docker.spec()) as sandbox, connect(sandbox) as driver:
-                    await driver.ping()
-            finally:
-                await anyio.Path(path).unlink()
-
-
 async def test_engine_over_tcp_works(docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with anyio.fail_after(120):
         async with engine_over_tcp() as port:

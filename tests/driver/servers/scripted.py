@@ -138,8 +138,6 @@ def begin() -> None:
         write(json.dumps({"level": "info", "id": 1, "msg": "starting"}) + "\n")
     if BEHAVIOUR == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if BEHAVIOUR == "stopped":
-        os.kill(os.getpid(), signal.SIGSTOP)
     if BEHAVIOUR == "daemonic":
         daemonise()
     if BEHAVIOUR == "orphaned":
