@@ -85,22 +85,10 @@ class DriverPeer:
     async def cancel(self, request_id: int) -> None:
         await self.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": request_id}})
 
-    async def notification(self, method: str, /, **expected: Any) -> dict[str, Any]:
-        """Wait for a notification with these params; remove the first from the list and return its params."""
-
-        def first_match() -> tuple[str, dict[str, Any]] | None:
-            matches = (
-                notification
-                for notification in self.notifications
-                if notification[0] == method and expected.items() <= notification[1].items()
-            )
-            return next(matches, None)
-
-        await self._until(lambda: first_match() is not None)
-        notification = first_match()
-        assert notification is not None
-        self.notifications.remove(notification)
-        return notification[1]
+    async def notification(self, method: str) -> dict[str, Any]:
+        """Wait for the first notification of this method, and return its params."""
+        await self._until(lambda: any(name == method for name, _ in self.notifications))
+        return next(params for name, params in self.notifications if name == method)
 
     async def boot(self) -> None:
         """Send the driver's source and attach to it."""
