@@ -144,25 +144,17 @@ async def test_notification_for_an_unknown_tunnel_is_ignored(
     assert driver.data(tunnel.number) == b"x"
 
 
-# The end of a tunnel
-
-
 # Forwarded ports
 
 
-@dataclass
 class Target:
-    """The server's end of what forwarded connections lead to; `ours` is the test's end of the latest one."""
+    """Counts how often forwarded connections dial it, and is not there."""
 
-    dialled: int = 0
-    ours: MemoryByteStream | None = None
-    connected: anyio.Event = field(default_factory=anyio.Event)
+    dialled = 0
 
     async def dial(self) -> ByteStream:
         self.dialled += 1
-        theirs, self.ours = stream_pair()
-        self.connected.set()
-        return theirs
+        raise OSError
 
 
 @pytest.mark.parametrize("port", [PORT + 1, [PORT]])
@@ -221,16 +213,10 @@ async def test_openings_are_bounded_although_each_connection_is_reset_at_once(
 ) -> None:
     """Each is two short lines of the driver, and a connection to the target."""
     monkeypatch.setattr(tunnels_module, "OPENINGS_PER_SECOND", 0)
-    tunnels = Tunnels(driver.notify, lambda work: None)
-    dialled: list[int] = []
-
-    async def dial() -> ByteStream:
-        dialled.append(1)
-        raise OSError
-
-    async with forwarding(tunnels, dial):
+    tunnels, target = Tunnels(driver.notify, lambda work: None), Target()
+    async with forwarding(tunnels, target.dial):
         for number in range(1, 1000):
             handle(tunnels, wire.OPENED, {"conn": number, "port": PORT})
             handle(tunnels, wire.RESET, {"conn": number})
             await anyio.wait_all_tasks_blocked()
-    assert len(dialled) <= tunnels_module.MAX_TUNNELS
+    assert target.dialled <= tunnels_module.MAX_TUNNELS
