@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -10,14 +11,13 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import ByteStream
 from docker import APIClient
 from docker.errors import APIError
 from requests import Response
@@ -437,21 +437,28 @@ async def engine_over_tcp() -> AsyncGenerator[int]:
     """Forwards a loopback port to the engine's socket."""
     real = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
 
-    async def copy(source: ByteStream, sink: ByteStream) -> None:
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for chunk in source:
-                await sink.send(chunk)
-            await sink.send_eof()
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await source.read(65536):
+                sink.write(chunk)
+                await sink.drain()
+            sink.write_eof()
 
-    async def serve(peer: ByteStream) -> None:
-        async with peer, await anyio.connect_unix(real) as engine, anyio.create_task_group() as copies:
-            copies.start_soon(copy, peer, engine)
-            copies.start_soon(copy, engine, peer)
+    connections = set[asyncio.Task[None]]()
 
-    async with (
-        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(listener.serve, serve)
-        yield listener.extra(anyio.abc.SocketAttribute.local_port)
-        tasks.cancel_scope.cancel()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        from_engine, to_engine = await asyncio.open_unix_connection(real)
+        with closing(writer), closing(to_engine):
+            await asyncio.gather(copy(reader, to_engine), copy(from_engine, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
+    async with server:
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for task in connections:
+                task.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
