@@ -30,7 +30,7 @@ help:
 	@echo "make lock    pin the newest compatible dependencies (needs uv)"
 	@echo "make clean   remove what these commands created"
 	@echo
-	@echo "To run one test: .venv/bin/pytest tests/cli/test_help.py::test_an_unexpected_argument_is_named"
+	@echo "To run one test: .venv/bin/pytest tests/cli/test_help.py::test_version_is_printed"
 
 demo: $(VENV)/.installed
 	@$(BIN)/decathlon-mcp demo $(if $(ALL),--all) $(if $(TASK),--task $(TASK))

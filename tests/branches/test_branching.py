@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,14 +16,12 @@ from decathlon_mcp.episodes.call import Waiter
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
-from decathlon_mcp.plugins.branches import branches as branching
-from decathlon_mcp.plugins.branches.branches import MAX_READERS, branches_of
+from decathlon_mcp.plugins.branches.branches import branches_of
 from decathlon_mcp.protocol.lobby_tools import start_tool
-from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
+from decathlon_mcp.storage.trajectory import RequestKeys
 from tests.branches.starting import is_exact, start_with
-from tests.driver.peer import until
 from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
@@ -150,45 +147,6 @@ async def test_the_verdict_of_a_branch_is_as_if_it_had_been_played_whole(tmp_pat
         assert whole == branched
 
 
-async def test_replayed_calls_count_for_the_limit_on_calls(tmp_path: Path) -> None:
-    async with playing(tmp_path) as (registry, _):
-        source = registry.start("find-answer", PLAYER, max_calls=3)
-        await source.ready()
-        for _ in range(3):
-            await call(source, "count")
-        made = await branch(registry, source.id, 2)
-        await made.ready()
-        assert await call(made, "count") == "count 3 {}"
-        with pytest.raises(Exception, match="limit of 3 tool calls"):
-            await call(made, "count")
-
-
-async def test_a_call_that_came_before_the_branch_is_ready_runs_after_the_replayed_ones(
-    tmp_path: Path,
-) -> None:
-    counters = Counters()
-    async with playing(tmp_path, counters.tools) as (registry, source):
-        counters.release.set()
-        await call(source, "slow")
-        await call(source, "count")
-        counters.release = anyio.Event()
-        made = await branch(registry, source.id, 2)
-        replies: list[str] = []
-
-        async def early() -> None:
-            replies.append(await call(made, "count"))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(early)
-            while not made.calls.unanswered:
-                await anyio.lowlevel.checkpoint()
-            assert made.state.phase is not Phase.READY
-            counters.release.set()
-        assert replies == ["count 2 {}"]
-        numbers = [line["seq"] for line in lines(registry, made) if line["event"] == "call"]
-        assert numbers == [1, 2, 3]
-
-
 async def test_a_reply_that_differs_is_refused_or_counted(tmp_path: Path) -> None:
     async with playing(tmp_path) as (registry, source):
         await call(source, "count")
@@ -254,29 +212,6 @@ async def _swallow(episode: Episode, caller: Waiter) -> None:
     await make_call(episode, "probe__hang", CallParams.of({}), waiter=caller)
 
 
-async def test_a_call_that_the_claim_ended_is_refused_and_one_before_it_is_not(tmp_path: Path) -> None:
-    async with playing(tmp_path) as (registry, source):
-        await call(source, "count")
-        async with anyio.create_task_group() as tasks:
-
-            async def call_hanging() -> None:
-                with pytest.raises(Exception, match="closed while the call ran"):
-                    await call(source, "hang")
-
-            tasks.start_soon(call_hanging)
-            while source.calls.sent < 2:
-                await anyio.lowlevel.checkpoint()
-            await source.claim_done(None)
-        await source.evaluate()
-        with pytest.raises(BadRequestError, match="call 2 ended after the claim"):
-            await branch(registry, source.id, 2)
-        source.close()
-        await ended(source)
-        made = await branch(registry, source.id, 1)
-        await made.ready()
-        assert await call(made, "count") == "count 2 {}"
-
-
 async def test_a_branch_needs_the_handle_and_the_right_to_evaluate(tmp_path: Path) -> None:
     async with playing(tmp_path, reward="controller") as (registry, _):
         controller = Principal("alice", "controller", alone=False)
@@ -306,12 +241,6 @@ async def test_a_task_that_reaches_what_episodes_share_is_refused_unless_that_is
         await waiting.ready()
 
 
-async def test_the_network_counts_as_shared(tmp_path: Path) -> None:
-    async with playing(tmp_path, network="outbound") as (registry, source):
-        with pytest.raises(BadRequestError, match="reach the network"):
-            await branch(registry, source.id, 0)
-
-
 async def test_a_branch_whose_source_is_gone_fails_with_that_reason(tmp_path: Path) -> None:
     async with playing(tmp_path) as (registry, source):
         await call(source, "count")
@@ -321,26 +250,10 @@ async def test_a_branch_whose_source_is_gone_fails_with_that_reason(tmp_path: Pa
             await made.ready()
 
 
-async def test_replayed_calls_have_a_time_limit_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counters = Counters()
-    async with playing(tmp_path, counters.tools, set_up_seconds=1) as (registry, source):
-        counters.release.set()
-        await call(source, "slow")
-        counters.release = anyio.Event()
-        monkeypatch.setattr(branching, "TIMES_SLOWER", -100)
-        made = await branch(registry, source.id, 1)
-        with pytest.raises(SetUpError, match=r"calls 1 to 1 of .* took longer than"):
-            await made.ready()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"branch_of": "x"}, "`branch_of` and `at` belong together"),
-        ({"at": 1}, "`branch_of` and `at` belong together"),
-        ({"branch_of": "x", "at": 1, "task": "t"}, "cannot be combined with `task`"),
         ({"branch_of": "x", "at": 1, "max_calls": 3, "split": "s"}, "`split`, `max_calls`"),
         ({"branch_of": "x", "at": -1}, "must be at least 0"),
     ],
@@ -436,33 +349,3 @@ async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> 
         await source.claim_done(None)
         with pytest.raises(BadRequestError, match="not open"):
             await branches_of(registry).save(source)
-
-
-async def test_many_branches_of_a_long_trajectory_are_checked_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All threads would read it otherwise, before any of the branches has a ticket."""
-    reading, most, release = 0, 0, threading.Event()
-
-    class LongTrajectory(Trajectory):
-        def __init__(self, folder: Path) -> None:
-            nonlocal reading, most
-            reading += 1
-            most = max(most, reading)
-            release.wait(10)
-            super().__init__(folder)
-            reading -= 1
-
-    monkeypatch.setattr(branching, "Trajectory", LongTrajectory)
-    async with playing(tmp_path) as (registry, source), anyio.create_task_group() as tasks:
-
-        async def refused() -> None:
-            with pytest.raises(BadRequestError, match="there is no call 9"):
-                await branch(registry, source.id, 9)
-
-        for _ in range(9):
-            tasks.start_soon(refused)
-        await until(lambda: reading > 0)
-        await anyio.wait_all_tasks_blocked()
-        release.set()
-    assert most == MAX_READERS

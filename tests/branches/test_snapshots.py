@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,16 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError, LimitExceededError, NotRunnableError, SnapshotError
 from decathlon_mcp.plugins.branches import saving as snapshots_module
 from decathlon_mcp.plugins.branches.branches import branches_of
-from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, policy_of_copy
 from decathlon_mcp.plugins.branches.states import SavedStates
-from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.capabilities import Snapshot
-from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.branches.starting import is_exact, start_with
 from tests.driver.peer import until
@@ -43,21 +38,16 @@ PLAYER = Principal()
 
 
 class CountingProvider(SavingFakeProvider):
-    """Counts the copies that were to be opened. With `silent_copies`, their drivers do not answer."""
+    """Counts the copies that were to be opened."""
 
     copies = 0
-    silent_copies = False
 
     @asynccontextmanager
     async def open(
         self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
     ) -> AsyncGenerator[FakeSandbox]:
-        async with super().open(spec, snapshot=snapshot) as sandbox, AsyncExitStack() as stack:
+        async with super().open(spec, snapshot=snapshot) as sandbox:
             self.copies += snapshot is not None
-            if snapshot is not None and self.silent_copies:
-                await sandbox.stream.aclose()
-                sandbox.stream, nobody = map(SocketStream, socket.socketpair())
-                stack.push_async_callback(nobody.aclose)
             yield sandbox
 
 
@@ -68,7 +58,6 @@ class Saving:
     registry: EpisodeRegistry
     provider: CountingProvider
     release: anyio.Event = field(default_factory=anyio.Event)
-    drivers: list[DriverClient] = field(default_factory=list[DriverClient])
     events: list[str] = field(default_factory=list[str])
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
@@ -94,7 +83,7 @@ async def saving(
         await state.release.wait()
         return "slow"
 
-    in_body, ping, save = EpisodeSnapshots.saving, DriverClient.ping, FakeSandbox.snapshot
+    save = FakeSandbox.snapshot
 
     async def snapshot(self: FakeSandbox, folder: Path) -> Snapshot:
         state.events.append("saved")
@@ -103,20 +92,7 @@ async def saving(
             await state.meanwhile()
         return saved
 
-    def note_driver(
-        self: EpisodeSnapshots, sandbox: Sandbox, driver: DriverClient, task_folder_archive: Path | None
-    ) -> AbstractAsyncContextManager[None]:
-        state.drivers.append(driver)
-        return in_body(self, sandbox, driver, task_folder_archive)
-
-    async def note_ping(self: DriverClient, *, saving: bool = False) -> None:
-        if saving:
-            state.events.append("announced")
-        await ping(self, saving=saving)
-
     patch.setattr(FakeSandbox, "snapshot", snapshot)
-    patch.setattr(EpisodeSnapshots, "saving", note_driver)
-    patch.setattr(DriverClient, "ping", note_ping)
     provider = CountingProvider(tools={"probe": {"echo": echo, "slow": slow}}, run=exits_with(0))
     async with running_registry(folder, provider, suite=suite, **settings) as registry:
         state = Saving(registry, provider)
@@ -134,33 +110,6 @@ async def branched(state: Saving, source: Episode, at: int) -> Episode:
     made = await start_with(state.registry, PLAYER, **arguments)
     await made.ready()
     return made
-
-
-async def test_the_driver_hears_of_a_saving_and_of_nothing_during_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it is sent would be in each copy too, and the clock of a copy shows all the time since then."""
-    async with saving(tmp_path, monkeypatch) as state:
-        episode = await started(state)
-        await call(episode)
-
-        pinged = anyio.Event()
-
-        async def ping() -> None:
-            await state.drivers[0].ping()
-            pinged.set()
-
-        async def send() -> None:
-            tasks.start_soon(ping)
-            with anyio.move_on_after(0.2):
-                await pinged.wait()
-            state.events.append("sent" if pinged.is_set() else "nothing sent")
-
-        state.meanwhile = send
-        async with anyio.create_task_group() as tasks:
-            assert (await branches_of(state.registry).save(episode)).at == 1
-            assert state.events == ["announced", "saved", "nothing sent"]
-        assert await call(episode) == "echo"
 
 
 async def test_a_state_is_not_saved_while_a_call_runs_on(
@@ -181,23 +130,11 @@ async def test_a_state_is_not_saved_while_a_call_runs_on(
             state.release.set()
 
 
-async def test_a_state_is_saved_once_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with saving(tmp_path, monkeypatch) as state:
-        episode = await started(state)
-        await call(episode)
-        state.meanwhile = anyio.wait_all_tasks_blocked
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(branches_of(state.registry).save, episode)
-        assert state.events == ["announced", "saved"]
-
-
-@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "after every call"])
 async def test_a_state_is_not_kept_of_an_attempt_that_was_closed_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with saving(tmp_path, monkeypatch) as state:
-        episode = await started(state, snapshots=None if asked else 1)
+        episode = await started(state)
         over = anyio.Event()
 
         async def claim() -> None:
@@ -207,12 +144,11 @@ async def test_a_state_is_not_kept_of_an_attempt_that_was_closed_meanwhile(
         state.meanwhile = claim
         with anyio.fail_after(10):
             await call(episode)
-            if asked:
-                with pytest.raises(BadRequestError, match="closed while its state was saved"):
-                    await branches_of(state.registry).save(episode)
+            with pytest.raises(BadRequestError, match="closed while its state was saved"):
+                await branches_of(state.registry).save(episode)
             await over.wait()
             assert (await episode.evaluate()).reward == 1.0
-        assert state.events == ["announced", "saved"]
+        assert state.events == ["saved"]
         assert not [path for path in state.folder(episode).iterdir() if path.name.endswith(".json")]
 
 
@@ -245,25 +181,6 @@ async def test_a_state_of_another_kind_is_not_opened(
     assert "a saved state cannot be used" in caplog.text
 
 
-async def test_a_copy_whose_driver_does_not_answer_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(snapshots_module, "COPY_SECONDS", 0.2)
-    async with saving(tmp_path, monkeypatch, pool=1) as state:
-        state.provider.silent_copies = True
-        episode = await started(state)
-        await call(episode)
-        saved = await branches_of(state.registry).save(episode)
-        # One that was opened ahead is no copy.
-        await until(lambda: state.registry.source.idle == 1)
-        with anyio.fail_after(10):
-            made = await branched(state, episode, 1)
-        assert state.provider.copies == 1
-        assert not is_exact(made)
-        assert not saved.folder.exists()
-    assert "has not answered within 0.2 s" in caplog.records[-1].__dict__["fields"]["why"]
-
-
 async def test_a_state_whose_folder_cannot_be_made_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,12 +211,11 @@ async def test_sandboxes_that_could_fill_the_disk_are_saved_one_after_the_other_
         state.meanwhile = anyio.wait_all_tasks_blocked
         for episode in episodes:
             tasks.start_soon(branches_of(state.registry).save, episode)
-        await until(lambda: len(state.events) == 6)
-        assert state.events == ["announced", "saved"] * 3
+        await until(lambda: len(state.events) == 3)
         state.provider.saved_bytes = 16
         with pytest.raises(LimitExceededError, match="no room above `--min-free-mib`"):
             await branches_of(state.registry).save(await started(state))
-        assert len(state.events) == 6
+        assert len(state.events) == 3
 
 
 async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,16 +229,3 @@ async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.
             made = await branched(state, source, 1)
             assert is_exact(made)
             await until(lambda: len(state.provider.machine.sandboxes) == 3)
-
-
-def test_copies_have_higher_generations_than_what_they_copy_and_lower_ones_than_the_next_server() -> None:
-    first, second = ReconnectPolicy.of_server(60, 1), ReconnectPolicy.of_server(60, 2)
-    policy = first
-    for _ in range(COPIES_OF_COPIES - 1):
-        policy = policy_of_copy(first, policy.generation)
-    assert first.generation < policy.generation < second.generation
-    with pytest.raises(SnapshotError, match="copies of copies"):
-        policy_of_copy(first, policy.generation)
-    # A later server opens a copy of what an earlier one has saved.
-    assert policy_of_copy(second, first.generation) == second
-    assert policy_of_copy(second, second.generation).generation > second.generation

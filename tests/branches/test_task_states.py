@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -109,25 +108,6 @@ async def test_episodes_that_come_at_once_are_set_up_once(tmp_path: Path) -> Non
             assert shown is (True if episode.records.progress.facts.prepared else None)
 
 
-async def test_nothing_is_saved_unless_that_is_set(tmp_path: Path) -> None:
-    async with Machine().registry(tmp_path, prepared=False) as registry:
-        assert [await prepared(start(registry)) for _ in range(2)] == [False, False]
-        assert saved(tmp_path) == []
-
-
-async def test_servers_that_would_start_with_a_call_run_in_all_copies(tmp_path: Path) -> None:
-    machine = Machine()
-    async with machine.registry(tmp_path, caches=True) as registry:
-        await start(registry, None).ready()
-        assert not await prepared(start(registry, None))
-        assert machine.provider.starts == ["probe"]
-        episodes = [start(registry) for _ in range(3)]
-        assert sorted([await prepared(episode) for episode in episodes]) == [False, True, True]
-        for episode in episodes:
-            assert await call(episode, "read") == "nothing"
-        assert machine.provider.starts == ["probe"] * 2
-
-
 async def test_only_episodes_with_the_same_launch_time_and_task_share_a_state(tmp_path: Path) -> None:
     machine = Machine()
     async with machine.registry(tmp_path) as registry:
@@ -166,28 +146,6 @@ async def test_a_changed_suite_is_set_up_again(tmp_path: Path) -> None:
         changed = start(registry)
         assert not await prepared(changed)
         assert await prepared(start(registry))
-
-
-async def test_a_set_up_during_which_the_suite_changes_is_not_copied(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path)
-    machine = Machine()
-    file = suite / "tasks/probe/made-answer/docs/task.md"
-    text = file.read_text()
-    read = SuiteRevision.read
-    revisions: list[SuiteRevision] = []
-
-    def change(*arguments: Any) -> SuiteRevision:
-        # The second time, the set-up of the first episode reads it.
-        file.write_text("Another task." if len(revisions) == 1 else text)
-        revisions.append(read(*arguments))
-        return revisions[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SuiteRevision, "read", change)
-        async with machine.registry(tmp_path, suite=suite) as registry:
-            await start(registry).ready()
-            assert saved(tmp_path) == []
-    assert revisions[0] != revisions[1]
 
 
 async def test_other_credentials_are_another_state(tmp_path: Path) -> None:
@@ -239,15 +197,6 @@ async def test_nothing_is_left_of_a_saving_that_is_cancelled(
         assert [await prepared(start(registry)) for _ in range(2)] == [False, True]
 
 
-async def test_tasks_that_are_graded_in_place_can_be_copied(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path, tasks={"made-answer": {"in_place": True}})
-    async with Machine().registry(tmp_path, suite=suite) as registry:
-        episodes = [start(registry) for _ in range(2)]
-        assert sorted([await prepared(episode) for episode in episodes]) == [False, True]
-        verdicts = [await episode.evaluate() for episode in episodes]
-        assert [(verdict.in_place, verdict.reward) for verdict in verdicts] == [(True, 1.0)] * 2
-
-
 async def test_what_fails_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
     machine.reply = RunReply(exit_code=1, stderr="no luck")
@@ -270,16 +219,11 @@ async def test_what_fails_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.Mo
         assert await prepared(start(registry, WHEN + timedelta(seconds=1)))
 
 
-@pytest.mark.parametrize("error", [SnapshotError("no room"), None])
 async def test_a_state_that_cannot_be_saved_costs_time_only(
-    tmp_path: Path, error: SnapshotError | None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Without an error of the provider, the state is too large.
-    settings = {} if error is not None else {"snapshot_mib": 1}
-    machine = Machine(faults=Faults(snapshot_error=error))
-    if error is None:
-        machine.provider.saved_bytes = (1 << 20) + 1
-    async with machine.registry(tmp_path, **settings) as registry:
+    machine = Machine(faults=Faults(snapshot_error=SnapshotError("no room")))
+    async with machine.registry(tmp_path) as registry:
         episodes = [start(registry) for _ in range(3)]
         assert [await prepared(episode) for episode in episodes] == [False] * 3
         assert (await episodes[0].evaluate()).reward == 1.0
@@ -291,31 +235,6 @@ async def test_a_state_that_cannot_be_saved_costs_time_only(
         await machine.has_begun(begun + 3)
         machine.release.set()
     assert "could not be saved" in caplog.text
-
-
-async def test_a_damaged_state_costs_time_only(tmp_path: Path) -> None:
-    machine = Machine()
-    async with machine.registry(tmp_path) as registry:
-        await start(registry).ready()
-        (file,) = saved(tmp_path, "snapshots/0/saved")
-        file.write_text("damaged")
-        assert not await prepared(start(registry))
-        # It has been deleted, and the next one saves another.
-        assert not await prepared(start(registry))
-        assert await prepared(start(registry))
-        assert len(saved(tmp_path)) == 1
-
-
-async def test_a_failure_of_preprocess_that_the_suite_ignores_is_not_copied(tmp_path: Path) -> None:
-    machine = Machine()
-    machine.reply = 1
-    suite = suite_with(tmp_path, preprocess_must_succeed=False)
-    async with machine.registry(tmp_path, suite=suite) as registry:
-        failed = start(registry)
-        await failed.ready()
-        machine.reply = 0
-        assert not await prepared(start(registry))
-        assert (await failed.evaluate()).preprocess_failure
 
 
 async def test_kept_workspaces_can_be_graded_again(tmp_path: Path) -> None:
@@ -332,34 +251,6 @@ async def test_kept_workspaces_can_be_graded_again(tmp_path: Path) -> None:
         ]
         assert kept[0] == kept[1]
         assert {"sealed.json", "sealed.tar.gz"} <= {*kept[1]}
-
-
-async def test_old_launch_times_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_states, "MAX_KEYS", 2)
-    machine = Machine()
-    async with machine.registry(tmp_path) as registry:
-        for second in (0, 1, 0, 2):
-            await start(registry, WHEN + timedelta(seconds=second)).ready()
-        assert len(saved(tmp_path)) == 2
-        assert await prepared(start(registry))
-        assert not await prepared(start(registry, WHEN + timedelta(seconds=1)))
-
-
-async def test_a_state_that_is_being_saved_is_not_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task_states, "MAX_KEYS", 1)
-    machine = Machine()
-    machine.release = anyio.Event()
-    async with machine.registry(tmp_path) as registry:
-        first = [start(registry)]
-        await machine.has_begun(1)
-        start(registry, WHEN + timedelta(seconds=1))
-        await machine.has_begun(2)
-        first.append(start(registry))
-        await anyio.wait_all_tasks_blocked()
-        machine.release.set()
-        assert [await prepared(episode) for episode in first] == [False, True]
 
 
 async def test_states_give_way_to_newer_ones(tmp_path: Path) -> None:

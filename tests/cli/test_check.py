@@ -103,23 +103,6 @@ def test_text_output_has_a_line_per_task_and_a_summary(shell: Shell, limited: Pa
     assert lines[-1].startswith(f"limited: {limited} (")
 
 
-def test_check_passes_if_all_selected_tasks_can_run(shell: Shell, limited: Path) -> None:
-    done = shell.run(*CHECK, "--without", "services")
-    assert done.returncode == 0
-    assert done.stdout.startswith("ok  find-answer: ready\n\n1 of 1 can run here\n  1 ready\nlimited: ")
-    assert limited.is_dir()
-
-
-def test_without_an_engine_everything_but_programs_is_checked(shell: Shell, limited: Path) -> None:
-    arguments = ("tasks", "--suite", "limited", "--provider", "docker", "--check")
-    done = shell.run(*arguments, DOCKER_HOST="unix:///nowhere")
-    assert done.returncode == 1
-    assert "1 of 2 can run here\n  1 ready\n  1 cannot run\n" in done.stdout
-    assert "missing services: moon (1)\n" in done.stdout
-    assert "✗   docker engine: no Docker engine answers at unix:///nowhere (" in done.stdout
-    assert limited.is_dir()
-
-
 def test_a_rubric_function_that_cannot_be_imported_is_reported_with_file_and_line(shell: Shell) -> None:
     copy_template(shell.folder / "mine")
     evaluator = shell.folder / "mine/tasks/mine" / TEMPLATE_TASK / "evaluation/evaluator.py"
@@ -134,16 +117,6 @@ def test_a_rubric_function_that_cannot_be_imported_is_reported_with_file_and_lin
     assert "its parameter 'colour' is none of agent_workspace, groundtruth" in ready.stdout
     assert "tasks: 0 of 1 can run here" in ready.stdout
     assert ready.stdout.endswith("Not ready: rubrics of mine, tasks\n")
-
-
-def test_a_broken_rubric_is_called_broken(shell: Shell) -> None:
-    copy_template(shell.folder / "mine")
-    rubric = f"tasks/mine/{TEMPLATE_TASK}/evaluation/rubric.yaml"
-    (shell.folder / "mine" / rubric).write_text("weights: [")
-    lines = shell.run("tasks", "--suite", "mine", "--check").stdout.splitlines()
-    assert lines[0] == f"✗   {TEMPLATE_TASK}: broken: {rubric}"
-    assert "rubric.yaml, line 2: not YAML" in lines[1]
-    assert "  1 broken" in lines
 
 
 def test_a_program_outside_of_the_sandbox_is_not_visible_there(shell: Shell) -> None:
@@ -174,9 +147,3 @@ def test_an_evaluator_that_python_cannot_run_is_named(shell: Shell) -> None:
     )
     assert "Python finds no module in a folder with a dot in its name: rename dot.v2" in done.stdout
     assert f"ok  {TEMPLATE_TASK}" in done.stdout
-
-
-def test_checking_no_task_at_all_is_not_a_success(shell: Shell) -> None:
-    done = shell.run("tasks", "--check", "--needs", "network", "--search", "x")
-    assert done.returncode == 1
-    assert done.stderr.endswith("none of the 10 tasks fits --needs network --search x\n")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from decathlon_mcp.storage.database import SCHEMA_VERSION
-from tests.cli.conftest import COMMAND
-from tests.probe.leftovers import processes_marked
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
@@ -61,21 +58,3 @@ def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
     assert output == "no script for tune-reactr; did you mean tune-reactor?"
     output = shell.error("demo", "--task", "nope", status=2)
     assert output.startswith("no script for nope; there are scripts for apply-change-requests, ")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_signal_also_stops_the_server(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> None:
-    temporary = tmp_path_factory.mktemp("demo")
-    environment = {**shell.environment, "XDG_STATE_HOME": str(temporary)}
-    with subprocess.Popen(
-        [*COMMAND, "demo"], cwd=shell.folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as demo:
-        assert demo.stdout is not None
-        for line in demo.stdout:
-            if "· minute 6 of 60" in line:
-                demo.terminate()
-        assert demo.wait(60) == 128 + signal.SIGTERM
-    state = temporary / "decathlon-mcp" / f"demo-store-v{SCHEMA_VERSION}"
-    assert processes_marked(state) == []
-    assert list(state.glob("episodes/*/trajectory.jsonl"))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import socket
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +15,7 @@ from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.plugins.readiness.doctor import print_findings
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.sandboxes.machine_limits import check_kernel_limits
 from decathlon_mcp.settings import read_settings
-from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
 
@@ -53,23 +48,6 @@ def test_the_signing_key_is_named_and_must_not_be_readable_by_others(shell: Shel
     assert key["id"] in findings(shell, status=0)["key"]["detail"]
     (tmp_path / "state" / "decathlon-mcp" / "key").chmod(0o644)
     assert "can be read by others" in findings(shell, status=1)["key"]["detail"]
-
-
-def test_a_state_folder_of_another_schema_is_a_finding(shell: Shell, tmp_path: Path) -> None:
-    state = tmp_path / "other"
-    state.mkdir()
-    with closing(sqlite3.connect(state / "store.db")) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    result = findings(shell, "--state", str(state), status=1)["state"]
-    assert "has schema 99, and this version of decathlon-mcp needs" in result["detail"]
-
-
-def test_text_output_marks_findings_and_shows_cures(shell: Shell) -> None:
-    done = shell.run("doctor", "--port", "0", "--provider", "docker", DOCKER_HOST="unix:///nowhere")
-    assert done.returncode == 1
-    assert "ok  python: " in done.stdout
-    assert "✗   docker engine: no Docker engine answers at unix:///nowhere" in done.stdout
-    assert done.stdout.endswith("Not ready: docker engine\n")
 
 
 def test_local_isolation_is_a_finding(shell: Shell) -> None:
@@ -108,16 +86,6 @@ def test_a_port_in_use_is_a_finding(shell: Shell) -> None:
     assert "Address already in use" in results["address"]["detail"]
 
 
-def test_a_folder_that_is_not_a_suite_is_a_finding(shell: Shell) -> None:
-    assert "is not a checkout" in findings(shell, "--suite", ".", status=1)["suite ."]["detail"]
-
-
-def test_a_state_folder_that_cannot_be_created_is_a_finding(shell: Shell) -> None:
-    (shell.folder / "file").write_text("")
-    results = findings(shell, "--suite", SUITE, "--provider", "host", "--state", "file/state", status=1)
-    assert not results["state"]["ok"]
-
-
 def test_variables_that_are_not_settings_are_named(shell: Shell) -> None:
     results = findings(shell, status=1, DECATHLON_MAX_SANDBOXEZ="8")
     assert "DECATHLON_MAX_SANDBOXEZ (did you mean DECATHLON_MAX_SANDBOXES?)" in results["variables"]["detail"]
@@ -129,29 +97,6 @@ def test_kernel_limits_that_do_not_suffice_come_with_what_to_set(shell: Shell) -
     instances = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     assert f"fs.inotify.max_user_instances is {instances}, 2000000 are" in results["kernel limits"]["detail"]
     assert "sysctl -w fs.inotify.max_user_instances=2000000" in results["kernel limits"]["cure"]
-
-
-def test_the_hard_limit_of_descriptors_is_compared_with_the_sandboxes(tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = check_kernel_limits((min(limits[1], 1 << 20) - 128) // 10, tmp_path)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    try:
-        assert enough.ok
-        assert check_kernel_limits((min(limits[1], 1 << 20) - 128) // 10, tmp_path).ok, (
-            "a server raises the soft limit"
-        )
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    low = check_kernel_limits(limits[1], tmp_path)
-    assert "open files of the server" in low.detail
-    assert f"ulimit -Hn {128 + 10 * limits[1]}" in low.cure
-
-
-def test_kernel_limits_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "kernel").mkdir()
-    (tmp_path / "kernel" / "pid_max").write_text("64\n")
-    assert "kernel.pid_max is 64, 128 are needed" in check_kernel_limits(2, tmp_path).detail
-    assert check_kernel_limits(1, tmp_path).ok
 
 
 @pytest.mark.anyio
@@ -174,16 +119,3 @@ async def test_a_warning_is_marked_and_keeps_no_server_from_starting(
         await require_ready(episodes, settings.max_sandboxes)
     logged = [record.__dict__["fields"] for record in caplog.records if record.levelname == "WARNING"]
     assert {"what": "host isolation", "why": "weak", "cure": "choose another"} in logged
-
-
-def test_missing_requirements_are_summarized_by_kind(shell: Shell) -> None:
-    task = shell.folder / "suite" / "tasks" / "finalpool" / "needy"
-    for part in ("docs", "evaluation"):
-        (task / part).mkdir(parents=True)
-    (task / "docs" / "task.md").write_text("Do it.")
-    (task / "evaluation" / "main.py").write_text("")
-    (task / "task_config.json").write_text(json.dumps({"needed_mcp_servers": ["unheard-of"]}))
-    (shell.folder / "suite" / "suite.yaml").write_text("profile: starter\nname: needy\n")
-    results = findings(shell, "--suite", "suite", "--provider", "host", status=1)
-    assert results["tasks"]["detail"].startswith("0 of 1 can run here")
-    assert "missing MCP servers: unheard-of (1)" in results["tasks"]["detail"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,29 +144,12 @@ def test_an_existing_output_is_replaced_only_with_force_and_only_an_earlier_expo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", "state", "tables"]
 
 
-def test_an_export_that_fails_leaves_nothing(
-    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(state)
-
-    def fail(*_: object) -> Iterator[bytes]:
-        yield b"begun"
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr("decathlon_mcp.plugins.exports.export.render_one_file", fail)
-    with pytest.raises(OSError, match="the disk is gone"):
-        export(state, public_id(HANDLES[0]), "--to", "html", "--output", tmp_path / "episode.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--to", "jsonl", "--output", "out", "friday"), "is of run 'friday'"),
-        (("--to", "jsonl", "-o", "out"), "give the name of a run, or --all"),
         (("monday", "--output", "out", "--all", "--to", "jsonl"), "give the name of a run, or --all"),
         (("--all", "--output", "out", "--to", "html"), "--to html writes one episode"),
-        (("0000", "--output", "out", "--to", "html"), "there is no episode that begins with '0000'"),
         (("monday", "--to", "jsonl", "-o", "out", "--split", "test"), "--to jsonl writes episodes"),
         (("monday", "--to", "harbor", "-o", "out"), "leave RUN and --all out"),
     ],
@@ -176,7 +158,7 @@ def test_wrong_words_are_named(
     words: tuple[str, ...], message: str, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(state)
-    assert export(state, *words) == (2 if {"friday", "0000"} & {*words} else 1)
+    assert export(state, *words) == (2 if "friday" in words else 1)
     assert message in capsys.readouterr().err
 
 

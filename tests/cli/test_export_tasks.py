@@ -46,31 +46,15 @@ def test_each_task_is_a_folder_with_a_key_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert (
-        run(
-            [
-                "export",
-                "--to",
-                "harbor",
-                "--output",
-                str(out),
-                "--server-image",
-                "registry.example/decathlon:1",
-            ]
-        )
-        == 0
-    )
+    words = "export --to harbor --server-image registry.example/decathlon:1 --output"
+    assert run([*words.split(), str(out)]) == 0
     assert capsys.readouterr().err == f"decathlon-mcp: {len(oracle_ids())} tasks in {out}\n"
     assert sorted(folder.name for folder in out.iterdir()) == oracle_ids()
     assert len({public_key(task).id for task in out.iterdir()}) == len(oracle_ids())
 
     task = out / "find-rate-regression"
-    verdict = (
-        signer(task)
-        .sign(build_verdict(make_attempt(), Outcome(status="scored", success=True, reward=1.0)))
-        .to_json()
-    )
-    check(public_key(task), verdict)
+    verdict = build_verdict(make_attempt(), Outcome(status="scored", success=True, reward=1.0))
+    check(public_key(task), signer(task).sign(verdict).to_json())
     service = sidecar(task)
     assert service["image"] == "registry.example/decathlon:1"
     assert service["command"][:2] == ["serve-episode", "find-rate-regression"]
@@ -92,21 +76,6 @@ def test_each_task_is_a_folder_with_a_key_of_its_own(
     calls = [json.loads(line) for line in (task / "solution" / "calls.jsonl").read_text("utf-8").splitlines()]
     assert calls[1]["arguments"]["repo_path"] == "/episode/workspace/repository"
     assert calls[-1]["name"] == "claim_done"
-
-
-def test_only_an_earlier_export_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    line = ["export", "--to", "harbor", "--output", str(out), "--search", "reactor"]
-    assert run(line) == 0
-    before = public_key(out / "tune-reactor").id
-    assert run(line) == 1
-    assert "--force replaces it" in capsys.readouterr().err
-    assert run([*line, "--force"]) == 0
-    assert public_key(out / "tune-reactor").id != before
-    (out / "notes").mkdir()
-    assert run([*line, "--force"]) == 1
-    assert "has other files than */task.toml" in capsys.readouterr().err
-    assert (out / "notes").is_dir()
 
 
 def test_a_suite_of_ones_own_is_mounted_and_played_by_the_engine_if_it_is_set(

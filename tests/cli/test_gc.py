@@ -1,4 +1,4 @@
-"""`gc`, `episodes` and `show`: what servers that died have left, with real processes and containers."""
+"""`gc` and `show`: what servers that died have left, with real processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.plugins.gc import collect
 from decathlon_mcp.sandboxes.host import records
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import remove_folder
 from decathlon_mcp.storage.lock import Server
-from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
+from decathlon_mcp.storage.store import ENDED, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import public_id
+from tests.history.stored_episodes import add_episode
 from tests.probe.leftovers import processes_by_sandbox
 
 pytestmark = pytest.mark.slow
@@ -166,7 +166,9 @@ async def test_a_sandbox_that_cannot_be_removed_is_reported_and_removed_by_the_n
     assert not [*(tmp_path / "sandboxes").iterdir()]
 
 
-def test_a_missing_engine_is_reported_apart_from_what_was_removed(shell: Shell, tmp_path: Path) -> None:
+def test_what_a_provider_that_cannot_be_asked_has_left_is_reported_and_kept(
+    shell: Shell, tmp_path: Path
+) -> None:
     state = tmp_path / "state" / "decathlon-mcp"
     (state / "servers").mkdir(parents=True)
     none = f"unix://{tmp_path}/none.sock"
@@ -178,26 +180,11 @@ def test_a_missing_engine_is_reported_apart_from_what_was_removed(shell: Shell, 
     why = "sandboxes of the provider docker were not looked for: no Docker engine answers at unix://"
     assert done.stderr.startswith(why)
     assert (state / "servers" / "0123456789ab").exists()
-
-
-def test_a_provider_that_nobody_can_ask_keeps_what_its_servers_left(shell: Shell, tmp_path: Path) -> None:
-    servers = tmp_path / "state" / "decathlon-mcp" / "servers"
-    servers.mkdir(parents=True)
-    (servers / "0123456789ab").write_text(json.dumps({"providers": ["uninstalled"]}))
-    (servers / "ba9876543210").write_text("x" * 10_000)
+    (state / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["uninstalled"]}))
+    (state / "servers" / "ba9876543210").write_text("x" * 10_000)
     report = json.loads(shell.run("gc", "--abandon", "--json").stdout)
     assert "--provider uninstalled: there is no such provider" in report["unreachable"]["uninstalled"]
-    assert [file.name for file in servers.iterdir()] == ["0123456789ab"]
-
-
-def test_a_running_server_is_not_touched(shell: Shell, server: Callable[..., RunningServer]) -> None:
-    running = server()
-    for options in ((), ("--abandon",)):
-        done = shell.run("gc", *options)
-        assert done.returncode == 0, done
-        assert done.stdout.startswith("nothing is left of servers that died")
-    assert running.is_running_a_sandbox
-    assert len(running.leftovers) == 3
+    assert [file.name for file in (state / "servers").iterdir()] == ["0123456789ab"]
 
 
 def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
@@ -266,32 +253,6 @@ def test_a_sandbox_that_has_ended_is_removed_and_its_episode_left_to_the_next_se
         assert [row.id for row in store.unfinished_episodes()] == [dead.handle]
 
 
-def test_what_belongs_to_a_server_without_a_file_is_removed(
-    shell: Shell, server: Callable[..., RunningServer]
-) -> None:
-    dead = server("ended")
-    dead.kill()
-    (dead.state / "servers" / dead.name).unlink()
-    assert "removed 1 sandbox, 1 folder of archives, 1 session" in shell.run("gc").stdout
-    assert dead.leftovers == []
-    assert shell.run("gc").stdout.startswith("nothing is left")
-
-
-def test_episodes_of_a_server_without_a_file_are_kept_unless_abandoned(
-    shell: Shell, server: Callable[..., RunningServer]
-) -> None:
-    dead = server("claimed")
-    dead.kill()
-    dead.end_sandbox()
-    (dead.state / "servers" / dead.name).unlink()
-    assert shell.run("gc").stdout.startswith(f"kept 1 episode of server {dead.name}")
-    assert "1 unfinished episode, 1 session of server" in shell.run("gc", "--abandon").stdout
-    assert shell.run("gc", "--abandon").stdout.startswith("nothing is left")
-    with Store.open_read_only(dead.state) as store:
-        assert store is not None
-        assert (store.unfinished_episodes(), store.query("SELECT id FROM sessions")) == ([], [])
-
-
 def test_a_server_that_is_being_started_again_is_not_touched(
     shell: Shell, server: Callable[..., RunningServer]
 ) -> None:
@@ -307,104 +268,13 @@ def test_a_server_that_is_being_started_again_is_not_touched(
     assert len(dead.leftovers) == 3
 
 
-@pytest.mark.docker
-def test_containers_of_a_dead_server_are_removed_and_no_others(
-    shell: Shell, docker_engine: Any, test_image: str
+def test_episodes_are_listed_and_shown_without_their_secrets(
+    shell: Shell, server: Callable[..., RunningServer]
 ) -> None:
-    owners = ["0123456789ab", "ba9876543210"]
-    with containers(docker_engine, test_image, owners) as ids:
-        file = Path(shell.environment["XDG_STATE_HOME"]) / "decathlon-mcp" / "servers" / owners[0]
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"boot": None, "host": None, "providers": ["docker"]}))
-        done = shell.run("gc")
-        assert done.stdout == f"removed 2 sandboxes of server {owners[0]}, which died\n", done
-        left = docker_engine.containers(all=True, filters={"label": OWNER_LABEL})
-        assert {container["Id"] for container in left if container["Id"] in ids} == set(ids[2:])
-        assert not file.exists()
-
-
-@contextmanager
-def containers(engine: Any, image: str, owners: list[str]) -> Generator[list[str]]:
-    """A running container and an exited one of each owner."""
-    ids: list[str] = []
-    try:
-        for owner in owners:
-            for command in ("sleep 600", "true"):
-                labels = {OWNER_LABEL: owner, SANDBOX_LABEL: f"gc-{len(ids)}"}
-                config = engine.create_container_config(
-                    image, command.split(), labels=labels, network_disabled=True
-                )
-                ids.append(engine.create_container_from_config(config)["Id"])
-                engine.start(ids[-1])
-                if command == "true":
-                    engine.wait(ids[-1])
-        yield ids
-    finally:
-        for one in ids:
-            if engine.containers(all=True, filters={"id": one}):
-                engine.remove_container(one, force=True)
-
-
-def add_episode(state: Path, handle: str) -> None:
-    """An episode of a server that died."""
-    row = EpisodeRow(
-        id=handle,
-        agent_id=f"{handle}-agent",
-        server="",
-        suite="s",
-        task="t",
-        phase="claimed",
-        started_at=1.0,
-        spec={},
-        progress={},
-    )
-    with Store.open(state, "dead") as store:
-        store.insert_episode(row)
-
-
-def test_episodes_are_listed_with_public_ids(shell: Shell, server: Callable[..., RunningServer]) -> None:
-    running, dead = server(), server("embedded")
-    add_episode(running.state, dead.handle)
-    with Store.open(running.state, "") as store:
-        store.insert_episode(
-            EpisodeRow(
-                id="over-since-long-ago",
-                agent_id="x",
-                server="",
-                suite="s",
-                task="t",
-                phase="ready",
-                started_at=time.time() - 7200,
-                spec={},
-                progress={},
-            )
-        )
-        store.update_episode("over-since-long-ago", verdict={"reward": 0.5})
-        store.end_episode("over-since-long-ago", "scored", calls=7)
-    folder = running.state / "episodes" / running.handle
-    folder.mkdir()
-    (folder / "trajectory.jsonl").write_text(
-        '{"event":"start"}\n{"event":"call","seq":1,"name":"files__list"}\n'
-        '{"event":"reply","seq":1,"failed":false,"seconds":0.5}\n'
-        '{"event":"call","seq":2,"name":"files__read","arguments":{"a":"\\"event\\":\\"call\\""}}\n'
-    )
-    lines = [line.split("\t") for line in shell.run("show").stdout.splitlines()]
-    by_id = {line[0]: line[1:] for line in lines}
-    live, lost, over = map(public_id, (running.handle, dead.handle, "over-since-long-ago"))
-    assert by_id[live][:4] == ["tune-reactor", "", "ready", "alice"]
-    assert by_id[live][5:] == ["", "", str(running.process.pid)]
-    assert by_id[lost][-1] == "none"
-    assert by_id[over] == ["t", "", "ended", "", "2 h", "7", "reward 0.5", ""]
-    assert running.handle in shell.run("show", "--handles").stdout
-    document = shell.run("show", "--json").stdout
-    assert {one["id"] for one in json.loads(document)["episodes"]} == {live, lost, over}
-    assert running.handle not in document
-    listed = json.loads(shell.run("show", "--json", "--handles").stdout)["episodes"]
-    assert {one["handle"] for one in listed} == {running.handle, dead.handle, "over-since-long-ago"}
-
-
-def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[..., RunningServer]) -> None:
     running = server()
+    over = add_episode(
+        running.state, "over-since-long-ago", reward=0.5, started_at=time.time() - 7200, calls=7
+    )
     folder = running.state / "episodes" / running.handle
     folder.mkdir()
     calls = "".join(
@@ -413,35 +283,26 @@ def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[
         for seq in range(1, 9)
     )
     (folder / "trajectory.jsonl").write_text(calls)
-    output = shell.run("show", public_id(running.handle)[:12]).stdout
-    assert f"id: {public_id(running.handle)}\n" in output
-    assert "phase: ready\n" in output
+    lines = [line.split("\t") for line in shell.run("show").stdout.splitlines()]
+    by_id = {line[0]: line[1:] for line in lines}
+    live = public_id(running.handle)
+    assert by_id[live][:4] == ["tune-reactor", "", "ready", "alice"]
+    assert by_id[live][5:] == ["", "", str(running.process.pid)]
+    assert by_id[over] == ["task", "", "ended", "", "2 h", "7", "reward 0.5", ""]
+    assert running.handle not in shell.run("show", "--json").stdout
+    listed = json.loads(shell.run("show", "--json", "--handles").stdout)["episodes"]
+    assert {one["handle"] for one in listed} == {running.handle, "over-since-long-ago"}
+    assert shell.error("show", "", status=2).startswith("more than one episode begins with ''")
+
+    output = shell.run("show", live[:12]).stdout
+    assert f"id: {live}\n" in output
     assert "  policy: visible\n" in output
     assert "calls: 8\n" in output
     assert output.count('"name": "lab__run"') == 5
-    assert '"seq": 8' in output
-    assert output.count('"seconds": 0.1') == 5
     for secret in (running.handle, f"agent-{running.name}", "a-secret-session", "\x1b"):
         assert secret not in output
-    text = shell.run("show", public_id(running.handle), "--json").stdout
+    text = shell.run("show", live, "--json").stdout
     assert running.handle not in text
     document = json.loads(text)
     assert document["server"] == {"name": running.name, "pid": running.process.pid}
     assert document["spec"]["owner"]["session"] == "…"
-
-
-def test_an_unknown_or_ambiguous_episode_is_an_error(
-    shell: Shell, server: Callable[..., RunningServer]
-) -> None:
-    running = server()
-    add_episode(running.state, "another")
-    assert shell.error("show", "zzz", status=2).startswith("there is no episode that begins with 'zzz'")
-    assert shell.error("show", "", status=2).startswith("more than one episode begins with ''")
-
-
-def test_a_folder_without_a_store_is_empty(shell: Shell) -> None:
-    for command in (["show"], ["gc"], ["show", "--json"]):
-        done = shell.run(*command)
-        assert done.returncode == 0, done
-    assert not (Path(shell.environment["XDG_STATE_HOME"]) / "decathlon-mcp").exists()
-    assert "there is no episode" in shell.error("show", "abc", status=2)

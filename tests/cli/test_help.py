@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
+import os
 import re
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cyclopts import App
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli import app
 from decathlon_mcp.cli.options import SECTIONS
-from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.settings import Settings, all_settings, plugin_settings
 
 if TYPE_CHECKING:
@@ -46,53 +44,23 @@ def test_help_fits_on_a_screen_and_names_every_command_by_what_people_do(shell: 
 
 
 @pytest.mark.parametrize(
-    ("command", "usage"),
+    ("words", "message"),
     [
-        ("export", "export [RUN] --to FORMAT --output FILE [OPTIONS]"),
-        ("verify", "verify FILE [FILE...] [OPTIONS]"),
-        ("episode call", "episode call EPISODE TOOL [ARGUMENTS] [OPTIONS]"),
-        ("serve", "serve [OPTIONS]"),
+        ("serve --prot 80", "--prot"),
+        ("key extra", "unexpected argument: extra; `decathlon-mcp key --help` shows what it takes"),
+        ("export a --to jsonl", "--output is missing; `decathlon-mcp export --help` says what it is"),
+        ("export --to jsonl --otput a", "did you mean --output"),
+        ("tasks tune-reactor", "`decathlon-mcp play TASK`"),
+        ("srve", 'Did you mean "serve"?'),
     ],
 )
-def test_the_usage_names_every_argument(shell: Shell, command: str, usage: str) -> None:
-    output = shell.run(*command.split(), "--help").stdout
-    assert output.splitlines()[0] == f"Usage: decathlon-mcp {usage}"
-
-
-def test_the_list_of_commands_says_the_first_line_of_each_docstring() -> None:
-    for name, command in ((name, each) for plugin in plugins() for name, each in plugin.commands.items()):
-        part = load(command.part)
-        text = part.help if isinstance(part, App) else str(inspect.getdoc(part))
-        assert text.partition("\n")[0] == command.summary, name
-
-
-def test_no_help_shows_an_empty_default() -> None:
-    for command in commands(app.command_line()):
-        for argument in command.assemble_argument_collection(parse_docstring=False):
-            show = argument.parameter.show_default
-            default = argument.field_info.default
-            if default == () or default is False:
-                assert not (show(default) if callable(show) else show), argument.name
-
-
-def commands(parent: App) -> Iterator[App]:
-    """Every command."""
-    if parent.default_command:
-        yield parent
-        return
-    for name in parent:
-        if not name.startswith("-"):
-            yield from commands(parent[name])
+def test_a_wrong_command_line_is_named(shell: Shell, words: str, message: str) -> None:
+    assert message in shell.error(*words.split(), status=2)
 
 
 def test_arguments_and_options_come_in_any_order(shell: Shell) -> None:
-    orders = (
-        ("export", "x", "--to", "jsonl", "--output", "out"),
-        ("export", "--to", "jsonl", "x", "--output", "out"),
-        ("export", "--to", "jsonl", "--output", "out", "x"),
-    )
-    assert len({shell.error(*order, status=2) for order in orders}) == 1
-    assert shell.error("verify", "a", "--key", "0" * 64, "b", status=1)
+    orders = ("x --to jsonl --output out", "--to jsonl x --output out", "--to jsonl --output out x")
+    assert len({shell.error("export", *order.split(), status=2) for order in orders}) == 1
 
 
 def test_bash_completes_commands_options_and_their_values(shell: Shell, tmp_path: Path) -> None:
@@ -119,10 +87,6 @@ def test_completion_is_installed_in_the_home_folder(shell: Shell, tmp_path: Path
     assert file in (tmp_path / ".bashrc").read_text()
     assert "complete -F" in Path(file).read_text()
     assert "completion bash" in shell.error("completion", status=1, SHELL="", PATH="")
-
-
-def test_without_a_command_the_help_is_printed(shell: Shell) -> None:
-    assert shell.run().stdout == shell.run("--help").stdout
 
 
 def test_every_setting_has_a_section() -> None:
@@ -155,47 +119,18 @@ def test_help_of_a_server_shows_what_people_set_and_how_to_see_the_rest(
     assert {*listed} < {*re.findall(r"^│ --([a-z-]+)", shell.run(command, "--help-all").stdout, re.MULTILINE)}
 
 
-def test_help_of_tasks_omits_settings_that_it_does_not_use(shell: Shell) -> None:
-    output = shell.run("tasks", "--help").stdout
-    assert "--suite" in output
-    assert "--idle-seconds" not in output
-    assert shell.run("tasks", "--idle-seconds", "5", "--search", "nothing").returncode == 0
+def test_standard_streams_that_are_closed_are_no_descriptors_of_the_event_loop(shell: Shell) -> None:
+    program = "import os, sys; from decathlon_mcp.cli import main\ntry: main()\nfinally: os.fstat(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"],
+        cwd=shell.folder,
+        env=shell.environment,
+        preexec_fn=lambda: os.close(0),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_version_is_printed(shell: Shell) -> None:
     assert shell.run("--version").stdout == f"{__version__}\n"
-
-
-def test_an_unknown_command_gets_a_suggestion(shell: Shell) -> None:
-    message = shell.error("srve", status=2)
-    assert 'Did you mean "serve"?' in message
-    assert message.endswith(", tasks, token, verify, view")
-
-
-def test_help_as_a_command_is_the_option(shell: Shell) -> None:
-    assert shell.run("help").stdout == shell.run("--help").stdout
-    assert shell.run("help", "token").stdout == shell.run("token", "--help").stdout
-
-
-def test_an_unknown_flag_is_named(shell: Shell) -> None:
-    assert "--prot" in shell.error("serve", "--prot", "80", status=2)
-
-
-def test_an_unexpected_argument_is_named(shell: Shell) -> None:
-    assert shell.error("key", "extra", status=2) == (
-        "unexpected argument: extra; `decathlon-mcp key --help` shows what it takes"
-    )
-
-
-def test_a_missing_argument_is_named(shell: Shell) -> None:
-    missing = "is missing; `decathlon-mcp export --help` says what it is"
-    assert shell.error("export", "a", "--to", "jsonl", status=2) == f"--output {missing}"
-    assert shell.error("init", status=2).startswith("FOLDER is missing")
-    # Given without a value, or spelled otherwise, it is not missing.
-    assert "--output requires an argument" in shell.error("export", "--to", "jsonl", "--output", status=2)
-    assert "did you mean --output" in shell.error("export", "--to", "jsonl", "--otput", "a", status=2)
-
-
-def test_a_task_given_to_a_command_of_options_gets_the_command_that_takes_it(shell: Shell) -> None:
-    assert "`decathlon-mcp play TASK`" in shell.error("tasks", "tune-reactor", status=2)
-    assert "`decathlon-mcp demo --task TASK`" in shell.error("demo", "nope", status=2)

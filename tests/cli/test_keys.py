@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
-import httpx2
 import pytest
 
 from decathlon_mcp.grading.signing import Signer
@@ -42,12 +41,6 @@ def write_file(shell: Shell, *values: Any, indent: int | None = None) -> str:
     return "verdicts"
 
 
-def test_a_verdict_of_the_local_server_verifies_without_a_key(shell: Shell, signer: Signer) -> None:
-    done = shell.run("verify", write_file(shell, scored(signer), indent=2))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "ok  verdicts: paper scored reward 1.0, episode e1: signed\n"
-
-
 def test_each_of_several_verdicts_is_reported(shell: Shell, signer: Signer) -> None:
     good, worse = scored(signer), {**scored(signer), "reward": 2.0}
     another = scored(signer, episode="e2")
@@ -62,30 +55,18 @@ def test_each_of_several_verdicts_is_reported(shell: Shell, signer: Signer) -> N
     assert "its signature does not match" in done.stdout
     assert done.stdout.endswith("it is not signed\n")
     assert done.stderr == "decathlon-mcp: 2 of 4 do not verify\n"
-
-
-def test_verdicts_in_replies_of_evaluate_verify(shell: Shell, signer: Signer) -> None:
-    verdicts = [scored(signer, episode=f"e{number}") for number in range(4)]
-    replies: list[Any] = [
-        verdicts[0],
-        {"content": [], "structuredContent": verdicts[1], "isError": False},
-        {"jsonrpc": "2.0", "id": 1, "result": {"structuredContent": verdicts[2]}},
-        {"content": [], "_meta": {"decathlon/verdict": verdicts[3]}},
-    ]
-    done = shell.run("verify", write_file(shell, *replies))
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4), done
+    done = shell.run("verify", write_file(shell, worse, good))
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["BAD", "ok"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "not JSON"),
-        ("{}", "no verdict"),
         ("[1, 2]", "no verdict"),
-        ("null", "no verdict"),
-        ('{"reward": 1', "not JSON"),
         ('{"episode": "e", "reward": NaN}', "NaN is not a number"),
-        ('{"episode": "e"}', "it is not signed"),
+        # Parsers disagree about which of two members with one name counts.
+        ('{"episode": "e", "reward": 0.0, "reward": 1.0}', "duplicate name"),
         ('{"episode": "e"}\n{"broken', "not JSON"),
         ("[" * 100_000, "not JSON"),
     ],
@@ -100,15 +81,6 @@ def test_a_document_without_a_valid_verdict_does_not_verify(
     assert "Traceback" not in done.stderr
 
 
-def test_a_verdict_with_two_rewards_does_not_verify(shell: Shell, signer: Signer) -> None:
-    """Parsers disagree about which of two members with one name counts."""
-    text = json.dumps(scored(signer))
-    (shell.folder / "verdicts").write_text('{"reward": 0.0, ' + text.removeprefix("{"))
-    done = shell.run("verify", "verdicts")
-    assert done.returncode == 1
-    assert "duplicate name" in done.stdout
-
-
 def test_a_verdict_that_is_counted_twice_does_not_verify(shell: Shell, signer: Signer) -> None:
     verdict, other = scored(signer), scored(signer, reward=0.5)
     done = shell.run("verify", write_file(shell, verdict, verdict, {"structuredContent": verdict}, other))
@@ -120,14 +92,16 @@ def test_a_verdict_that_is_counted_twice_does_not_verify(shell: Shell, signer: S
     assert shell.run("verify", "verdicts", "copy").returncode == 1
 
 
-def test_a_verdict_that_does_not_verify_does_not_stand_for_its_episode(shell: Shell, signer: Signer) -> None:
-    forged = {**scored(signer), "reward": 2.0}
-    done = shell.run("verify", write_file(shell, forged, scored(signer)))
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["BAD", "ok"]
-
-
-@pytest.mark.parametrize("linked", [None, "file", "folder"])
-@pytest.mark.parametrize("folder", ["ab" * 24, "AB" * 24, "cd" * 24, "episodes/mine"])
+@pytest.mark.parametrize(
+    ("folder", "linked"),
+    [
+        ("ab" * 24, None),
+        ("AB" * 24, None),
+        ("episodes/mine", None),
+        ("cd" * 24, "file"),
+        ("cd" * 24, "folder"),
+    ],
+)
 def test_a_verdict_in_the_folder_of_another_episode_does_not_verify(
     shell: Shell, signer: Signer, folder: str, linked: str | None
 ) -> None:
@@ -156,16 +130,6 @@ def test_a_document_with_two_different_verdicts_does_not_verify(shell: Shell, si
         assert "two different verdicts" in shell.run("verify", write_file(shell, reply)).stdout
 
 
-def test_characters_that_only_python_takes_for_the_end_of_a_line_are_text(
-    shell: Shell, signer: Signer
-) -> None:
-    """An agent can have its evaluator print them."""
-    outcome = Outcome(status="scored", success=True, reward=1.0, output="\u2028{\u2029{\x85{ \u00e9")
-    verdict = signer.sign(build_verdict(make_attempt(), outcome)).to_json()
-    (shell.folder / "verdicts").write_text(json.dumps(verdict, ensure_ascii=False, indent=2))
-    assert shell.run("verify", "verdicts").returncode == 0
-
-
 def test_control_characters_of_a_verdict_are_not_printed(shell: Shell, signer: Signer) -> None:
     file = write_file(shell, {"episode": "\x1b[2K\rok  e", "status": "s\ncored", "task": "t" * 1000})
     done = shell.run("verify", file)
@@ -185,11 +149,9 @@ def test_a_key_can_be_base64_hexadecimal_or_a_file(shell: Shell, signer: Signer,
     for key in (public["key"], other.public.raw.hex(), "public.json"):
         assert shell.run("verify", file, "--key", key).returncode == 0, key
     assert shell.run("verify", file, "--state", str(tmp_path / "other")).returncode == 0
-    both = ("--key", signer.public.raw.hex(), "--key", public["key"])
-    assert (
-        shell.run("verify", write_file(shell, scored(other), scored(signer, episode="e2")), *both).returncode
-        == 0
-    )
+    both = write_file(shell, scored(other), scored(signer, episode="e2"))
+    keys = ("--key", signer.public.raw.hex(), "--key", public["key"])
+    assert shell.run("verify", both, *keys).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -242,10 +204,3 @@ async def test_verdicts_of_a_server_verify_with_its_url(served: Served, shell: S
     verify = partial(shell.run, "verify", write_file(shell, *replies), "--key", f"{served.url}/mcp")
     done = await anyio.to_thread.run_sync(verify)
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 4), done
-
-
-@pytest.mark.anyio
-async def test_a_server_publishes_its_key(served: Served) -> None:
-    async with httpx2.AsyncClient() as http:
-        response = await http.get(f"{served.url}/.well-known/decathlon-key")
-    assert response.json() == Signer.at(served.state).public.to_json()

@@ -55,22 +55,3 @@ def test_requirements_of_requirements_are_compared(install: Install) -> None:
     install("sdk", "2.4", "own>=1", "typer>=1; extra == 'cli'", "never; extra == 'x'", extras=("cli", "x"))
     install("typer", "0.9")
     assert problems("own") == ["absent is not installed: git-server needs it", "typer 0.9: sdk needs >=1"]
-
-
-def test_an_extra_of_which_something_is_missing_is_not_compared(install: Install) -> None:
-    requires = ["trainer>=2; extra == 'train'", "gone; extra == 'train'", "sdk; extra == 'server'"]
-    install("own", "1", *requires, extras=("train", "server"))
-    install("trainer", "1")
-    assert problems("own") == ["sdk is not installed: own needs it"]
-    install("gone", "1")
-    assert "trainer 1: own needs >=2" in problems("own")
-
-
-def test_many_problems_are_counted(install: Install) -> None:
-    install("own", "1", *(f"gone-{number}" for number in range(20)))
-    assert len(problems("own")) == 9
-    assert problems("own")[-1] == "12 more"
-
-
-def test_a_project_that_is_not_installed_is_a_problem() -> None:
-    assert not check_packages("no-such-project").ok

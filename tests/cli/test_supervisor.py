@@ -7,22 +7,20 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from decathlon_mcp.cli import supervisor
-from decathlon_mcp.http.server import GRACE_SECONDS
 from tests.cli.conftest import COMMAND
+from tests.probe.clients import connected
 from tests.probe.serving import SUITE
 
 if TYPE_CHECKING:
@@ -33,16 +31,8 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-PROTOCOL_VERSION = "2025-11-25"
 WAIT_SECONDS = 60.0
 """Longest wait for anything that happens at once on a machine without load."""
-PATIENT = """
-import sys
-from decathlon_mcp.cli import supervisor
-limits = supervisor.RestartLimits(stable_seconds=0.0)
-sys.exit(supervisor.supervise([sys.executable, "-m", "decathlon_mcp.cli", *sys.argv[1:]], limits))
-"""
-"""A supervisor that starts its server again at once, however often it dies."""
 ACTIVATED = """
 import os, sys
 listener, *command = sys.argv[1:]
@@ -91,43 +81,6 @@ class Log:
             arrived = self.changed.wait_for(lambda: len(self.records(message)) >= count, WAIT_SECONDS)
         assert arrived, "".join(self.lines)
         return self.records(message)[count - 1]
-
-
-@dataclass(frozen=True, slots=True)
-class Player:
-    """A session at a task's address, each request on a connection of its own."""
-
-    port: int
-    task: str
-    session: dict[str, str]
-
-    @classmethod
-    def connect(cls, port: int, task: str) -> Player:
-        player = cls(port, task, {})
-        info = {"name": "test", "version": "1"}
-        params = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": info}
-        player._post({"id": 1, "method": "initialize", "params": params})
-        player._post({"method": "notifications/initialized"})
-        return player
-
-    def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call a tool and return the whole response."""
-        return self._post({"id": 2, "method": "tools/call", "params": {"name": name, "arguments": arguments}})
-
-    def _post(self, message: dict[str, Any]) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
-        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-        try:
-            body = json.dumps({"jsonrpc": "2.0", **message})
-            connection.request("POST", f"/tasks/{self.task}/mcp", body, headers | self.session)
-            response = connection.getresponse()
-            text = response.read().decode()
-            assert response.status < 300, text
-            if session := response.headers["Mcp-Session-Id"]:
-                self.session.update({"Mcp-Session-Id": session, "Mcp-Protocol-Version": PROTOCOL_VERSION})
-            return text
-        finally:
-            connection.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +159,6 @@ def is_running(process: int) -> bool:
         return False
 
 
-def memory_mib(process: int) -> float:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
-
-
 def holders(port: int) -> set[int]:
     """The processes that have the socket which listens on this port open."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -243,17 +191,6 @@ def test_requests_wait_while_the_server_is_dead(shell: Shell) -> None:
         assert not served.ready.exists()
 
 
-@pytest.mark.long
-def test_ten_servers_are_killed_and_no_request_is_lost(shell: Shell) -> None:
-    program = (sys.executable, "-c", PATIENT)
-    with running(shell, "--port", "0", program=program) as served:
-        for number in range(1, 11):
-            os.kill(served.server(number), signal.SIGKILL)
-            assert served.health()["status"] == "ok"
-        served.process.terminate()
-        assert served.process.wait(WAIT_SECONDS) == 0
-
-
 def test_a_killed_supervisor_takes_its_server_with_it(shell: Shell) -> None:
     with running(shell, "--port", "0") as served:
         server, port = served.server(), served.port
@@ -273,36 +210,26 @@ def is_free(port: int) -> bool:
     return True
 
 
-def test_the_supervisor_is_small_and_never_accepts(shell: Shell) -> None:
-    bare = [sys.executable, "-c", "print(open('/proc/self/status').read())"]
-    status = subprocess.run(bare, capture_output=True, text=True, check=True).stdout
-    bare_mib = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+@pytest.mark.anyio
+async def test_no_process_of_a_sandbox_has_the_port_open(shell: Shell) -> None:
     with running(shell, "--port", "0") as served:
-        assert memory_mib(served.process.pid) < bare_mib + 6
-        os.kill(served.server(), signal.SIGSTOP)
-        with pytest.raises(TimeoutError):
-            served.health(0.3)
-        os.kill(served.server(), signal.SIGCONT)
-        assert served.health()["status"] == "ok"
-
-
-def test_no_process_of_a_sandbox_has_the_port_open(shell: Shell) -> None:
-    with running(shell, "--port", "0") as served:
-        player = Player.connect(served.port, "find-answer")
-        player.call("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
-        # The supervisor's own descriptor is in a message that it reads when the server dies.
-        assert holders(served.port) - {served.process.pid} == {served.server()}
+        async with connected(f"{served.url}/tasks/find-answer/mcp") as client:
+            await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
+            # The supervisor's own descriptor is in a message that it reads when the server dies.
+            assert holders(served.port) - {served.process.pid} == {served.server()}
 
 
 @pytest.mark.long
-def test_ctrl_c_reaches_the_server_once_and_the_second_ends_it_at_once(shell: Shell) -> None:
+@pytest.mark.anyio
+async def test_ctrl_c_reaches_the_server_once_and_the_second_ends_it_at_once(shell: Shell) -> None:
     # As at a shell: the terminal's SIGINT goes to every process of the foreground group.
     keyboard, terminal = os.openpty()
     program = (sys.executable, "-c", FOREGROUND, *COMMAND)
     options = ("--port", "0", "--drain-seconds", "600")
     try:
         with running(shell, *options, program=program, stdin=terminal, start_new_session=True) as served:
-            Player.connect(served.port, "slow-verdict").call("claim_done", {})
+            async with connected(f"{served.url}/tasks/slow-verdict/mcp") as client:
+                await client.call_tool("claim_done", {})
             os.write(keyboard, b"\x03")
             served.log.wait("draining")
             assert served.health()["status"] == "draining"
@@ -315,171 +242,16 @@ def test_ctrl_c_reaches_the_server_once_and_the_second_ends_it_at_once(shell: Sh
         os.close(terminal)
 
 
-@pytest.mark.parametrize("supervisor", [True, False])
-def test_requests_wait_at_the_socket_of_systemd(shell: Shell, supervisor: bool) -> None:
+def test_requests_wait_at_the_socket_of_systemd(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         program = (sys.executable, "-c", ACTIVATED, str(listener.fileno()), *COMMAND)
-        options = ("--port", str(port)) if supervisor else ("--no-supervisor",)
-        with running(shell, *options, program=program, pass_fds=[listener.fileno()]) as served:
-            assert served.port == port
-            assert served.health()["status"] == "ok"
-            assert served.server() in holders(port)
-            served.process.terminate()
-            assert served.process.wait(WAIT_SECONDS) == 0
         with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as early:
             early.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-            with running(shell, *options, program=program, pass_fds=[listener.fileno()]):
+            with running(shell, program=program, pass_fds=[listener.fileno()]) as served:
+                assert served.port == port
                 assert early.recv(100).startswith(b"HTTP/1.1 200 ")
-
-
-def activation_error(shell: Shell, *options: str, sockets: list[socket.socket]) -> str:
-    descriptors = [listener.fileno() for listener in sockets]
-    command = [sys.executable, "-c", ACTIVATED, ",".join(map(str, descriptors)), *COMMAND, "serve", *options]
-    done = subprocess.run(
-        [*command, "--suite", SUITE, "--provider", "host"],
-        cwd=shell.folder,
-        env=shell.environment,
-        pass_fds=descriptors,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_SECONDS,
-    )
-    assert done.returncode == 1
-    return done.stderr.splitlines()[-1]
-
-
-@pytest.mark.long
-def test_a_socket_of_systemd_that_does_not_fit_is_an_error(shell: Shell) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as silent:
-        port = listener.getsockname()[1]
-        message = activation_error(shell, "--port", "9", sockets=[listener])
-        assert f"--port 9: systemd opened a socket at 127.0.0.1:{port}" in message
-        message = activation_error(shell, "--no-supervisor", "--host", "::1", sockets=[listener])
-        assert "--host ::1" in message
-        assert "no listening TCP socket" in activation_error(shell, sockets=[silent])
-        assert "systemd passed 2 sockets" in activation_error(shell, sockets=[listener, silent])
-
-
-@pytest.mark.long
-def test_an_error_at_the_start_is_reported_once(shell: Shell) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = shell.run("serve", "--suite", SUITE, "--provider", "host", "--port", port)
-    assert done.returncode == 1
-    assert done.stderr.count("Address already in use") == 1
-    done = shell.run("serve", "--prot", "1")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.long
-def test_without_a_supervisor_the_server_is_the_only_process(shell: Shell) -> None:
-    with running(shell, "--port", "0", "--no-supervisor") as served:
-        assert served.server() == served.process.pid
-        served.process.kill()
-        served.process.wait()
-        with pytest.raises(ConnectionRefusedError):
-            served.health()
-
-
-@contextmanager
-def call_in_progress(served: Running, command: str) -> Generator[list[str]]:
-    """Run a shell command through a tool; the list gets the response if there is one, at the end."""
-    called, responses = served.state / "called", list[str]()
-    player = Player.connect(served.port, "find-answer")
-
-    def call() -> None:
-        with suppress(OSError, http.client.HTTPException):
-            responses.append(player.call("probe__shell", {"command": f"touch {called}; {command}"}))
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    try:
-        assert eventually(called.exists)
-        yield responses
-    finally:
-        thread.join()
-
-
-@pytest.mark.long
-def test_a_hand_over_answers_calls_in_progress_and_cleans_nothing_up(shell: Shell) -> None:
-    with running(shell, "--port", "0", "--hand-over") as served:
-        with call_in_progress(served, "sleep 1; echo $((6 * 7))") as responses:
-            served.process.terminate()
-            assert served.process.wait(WAIT_SECONDS) == 0
-        assert "42" in responses[0]
-        assert served.log.wait("handed over")
-        assert not served.log.records("draining")
-        assert not served.ready.exists()
-        assert list((served.state / "servers").iterdir())
-        assert list((served.state / "episodes").iterdir())
-        assert not list((served.state / "episodes").glob("*/verdict.json"))
-
-
-@pytest.mark.long
-def test_a_client_that_has_just_connected_is_answered_before_a_hand_over(shell: Shell) -> None:
-    with running(shell, "--port", "0", "--hand-over") as served:
-        address = ("127.0.0.1", served.port)
-        idle = http.client.HTTPConnection(*address, timeout=WAIT_SECONDS)
-        with socket.create_connection(address, WAIT_SECONDS) as fresh, closing(idle):
-            idle.request("GET", "/healthz")
-            assert idle.getresponse().read()
-            served.process.terminate()
-            served.log.wait("stopping")
-            assert idle.sock.recv(1) == b""
-            fresh.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            response = http.client.HTTPResponse(fresh)
-            response.begin()
-            assert (response.status, response.headers["Connection"]) == (200, "close")
-            assert served.process.wait(WAIT_SECONDS) == 0
-
-
-@pytest.mark.long
-def test_a_second_signal_ends_a_hand_over_at_once(shell: Shell) -> None:
-    with running(shell, "--port", "0", "--hand-over") as served:
-        with call_in_progress(served, "sleep 60") as responses:
-            served.process.terminate()
-            served.log.wait("stopping")
-            started = time.monotonic()
-            served.process.terminate()
-            assert served.process.wait(WAIT_SECONDS) == 0
-            assert time.monotonic() - started < GRACE_SECONDS
-        assert responses == []
-
-
-def test_a_hand_over_requires_sandboxes_that_survive(shell: Shell) -> None:
-    flags = ("--suite", SUITE, "--provider", "host", "--port", "0")
-    message = shell.error("serve", *flags, "--hand-over", "--survive-seconds", "0", status=1)
-    assert message.startswith("--hand-over requires --survive-seconds")
-
-
-@pytest.mark.long
-def test_ctrl_c_ends_a_server_that_would_hand_over(shell: Shell) -> None:
-    with running(shell, "--port", "0", "--hand-over") as served:
-        served.process.send_signal(signal.SIGINT)
-        assert served.process.wait(WAIT_SECONDS) == 0
-        assert not served.log.records("handed over")
-        assert not list((served.state / "servers").iterdir())
-
-
-@pytest.mark.long
-def test_a_server_that_hands_over_by_itself_is_replaced(shell: Shell) -> None:
-    with running(shell, "--port", "0", "--hand-over") as served:
-        os.kill(served.server(), signal.SIGTERM)
-        assert served.health()["status"] == "ok"
-        assert served.server(2) != served.server()
-        assert served.log.records("started again")[0]["ended_by"] == "hand-over"
-
-
-def test_a_store_of_another_version_is_refused_once(shell: Shell, tmp_path: Path) -> None:
-    state = tmp_path / "other"
-    state.mkdir()
-    with closing(sqlite3.connect(state / "store.db")) as store:
-        store.execute("PRAGMA user_version = 99")
-    message = shell.error("serve", "--state", str(state), "--isolation", "none", status=2)
-    assert "has schema 99" in message
+                assert served.server() in holders(port)
 
 
 FAKE = """
@@ -533,17 +305,10 @@ def test_a_server_is_started_again_as_long_as_its_sandboxes_wait(tmp_path: Path)
     assert len(done.stdout.splitlines()) > 6
 
 
-def test_pauses_do_not_grow_beyond_their_limit() -> None:
-    limits = supervisor.RestartLimits()
-    assert [limits.pause(failures) for failures in (1, 2, 3, 8, 9, 10_000)] == [0, 0.5, 1, 16, 16, 16]
-
-
 @pytest.mark.parametrize(
     ("end", "status", "servers"),
     [
-        ("sys.exit(1)", 1, 1),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, 1),
-        (READY + "sys.exit(0)", 0, 1),
         (READY + "sys.exit(2 if supervised.restarts else 1)", 2, 2),
         (READY + "sys.exit(75 if supervised.restarts < 9 else 0)", 0, 10),
         (READY + "os.kill(os.getpid(), signal.SIGABRT)", 134, 4),
@@ -553,7 +318,7 @@ def test_pauses_do_not_grow_beyond_their_limit() -> None:
             4,
         ),
     ],
-    ids=["never ready", "killed, never ready", "ended", "usage", "hand-over", "abort", "ready, then not"],
+    ids=["killed, never ready", "usage", "hand-over", "abort", "ready, then not"],
 )
 def test_only_a_server_that_was_ready_is_started_again(
     tmp_path: Path, end: str, status: int, servers: int
@@ -561,22 +326,6 @@ def test_only_a_server_that_was_ready_is_started_again(
     done = fake(tmp_path, end)
     assert done.returncode == status, done.stderr
     assert len(done.stdout.splitlines()) == servers
-
-
-def test_a_server_whose_supervisor_is_gone_ends_before_it_starts(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        done = subprocess.run(
-            [sys.executable, "-c", FAKE],
-            cwd=tmp_path,
-            env={**os.environ, "_DECATHLON_SUPERVISOR": f"1 {theirs.fileno()} -1 0 0 -"},
-            pass_fds=[theirs.fileno()],
-            capture_output=True,
-            check=False,
-            timeout=WAIT_SECONDS,
-        )
-    assert done.returncode == 137
-    assert done.stdout == b""
 
 
 def test_a_signal_during_the_pause_ends_the_supervisor(tmp_path: Path) -> None:

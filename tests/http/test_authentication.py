@@ -1,15 +1,14 @@
-"""Token files, allowed host names and the listening socket."""
+"""Token files and allowed host names."""
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import AllowedHosts, Refused, Tokens, new_token
-from decathlon_mcp.http.listening import hosts_for, listen
+from decathlon_mcp.http.listening import hosts_for
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import McpError
 
@@ -46,7 +45,7 @@ def test_an_invalid_token_file_is_an_error_naming_the_line(tmp_path: Path, text:
         Tokens.read(file)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "box.example"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "box.example"])
 def test_listening_beyond_loopback_requires_tokens(host: str) -> None:
     with pytest.raises(SettingsError, match="--tokens FILE"):
         hosts_for(host, (), Tokens())
@@ -75,20 +74,17 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("host", [*HOSTS, *OTHERS])
-def test_a_host_is_compared_without_case_final_dot_and_port(host: str) -> None:
+def test_a_host_is_compared_without_case_final_dot_and_port_and_there_is_one() -> None:
     hosts = AllowedHosts((*AllowedHosts().names, "Box.example", "[2001:db8:0::7]", "port.example:81"))
-    assert (refusal(hosts, "GET", [(b"host", host.encode())]) is None) is (host in HOSTS)
-
-
-def test_one_host_is_expected() -> None:
+    for host in (*HOSTS, *OTHERS):
+        assert (refusal(hosts, "GET", [(b"host", host.encode())]) is None) is (host in HOSTS), host
     for headers in ([], [(b"host", b"localhost")] * 2, [(b"host", b"localhost"), (b"host", b"evil.example")]):
         refused = refusal(AllowedHosts(), "GET", headers)
         assert refused is not None
         assert refused.status == 421
 
 
-@pytest.mark.parametrize("address", ["192.0.2.7:8000", "[2001:db8::7]:8000", "[2001:db8::7]"])
+@pytest.mark.parametrize("address", ["192.0.2.7:8000", "[2001:db8::7]"])
 def test_any_address_can_stand_for_the_name_of_a_cluster(address: str) -> None:
     hosts = AllowedHosts(any_address=True)
     assert refusal(hosts, "GET", [(b"host", address.encode())]) is None
@@ -139,31 +135,14 @@ OTHER_TYPES = (
 )
 
 
-@pytest.mark.parametrize("content_type", [*JSON, *OTHER_TYPES])
-def test_only_a_post_of_json_is_accepted(content_type: str) -> None:
-    headers = [(b"host", b"localhost"), (b"content-type", content_type.encode())]
-    assert (refusal(AllowedHosts(), "POST", headers) is None) is (content_type in JSON)
-    assert refusal(AllowedHosts(), "GET", headers) is None
+def test_only_a_post_of_json_is_accepted() -> None:
+    for content_type in (*JSON, *OTHER_TYPES):
+        headers = [(b"host", b"localhost"), (b"content-type", content_type.encode())]
+        assert (refusal(AllowedHosts(), "POST", headers) is None) is (content_type in JSON)
+        assert refusal(AllowedHosts(), "GET", headers) is None
 
 
-@pytest.mark.parametrize(
-    "origin", ["*", "null", "localhost", "http://", "http://*", "http://a/b", "http://a:99999"]
-)
+@pytest.mark.parametrize("origin", ["*", "null", "localhost", "http://*", "http://a/b", "http://a:99999"])
 def test_what_is_no_origin_cannot_be_allowed(origin: str) -> None:
     with pytest.raises(SettingsError, match="expected SCHEME://HOST"):
         hosts_for("127.0.0.1", (), Tokens(), (origin,))
-
-
-def test_a_port_in_use_is_an_error() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(SettingsError, match=f"{port}: Address already in use; choose another --port"):
-            listen("127.0.0.1", port)
-
-
-@pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_out_of_range_is_an_error(port: int) -> None:
-    with pytest.raises(SettingsError, match=f"{port}: .*port must be 0-65535; choose another --port"):
-        listen("127.0.0.1", port)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,13 +15,11 @@ import pytest
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.protocol import requests, responses
-from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT, META, MODERN
 from tests.http.restarting import RawSession, answer_of, events_of, ready_session, restartable
-from tests.http.test_lost_clients import served_by_fake
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
@@ -63,17 +59,9 @@ class Tools:
 
 
 @asynccontextmanager
-async def serving(
-    tmp_path: Path, tools: Tools, *, store: bool = True, **settings: Any
-) -> AsyncGenerator[Served]:
-    """A server with or without a store. Without one, answers in sessions are JSON."""
-    tmp_path.mkdir(exist_ok=True)  # noqa: ASYNC240
-    if store:
-        async with restartable(tmp_path, tools.provider(), **settings) as server:
-            yield server.served
-    else:
-        async with served_by_fake(tmp_path, tools.provider(), **settings) as served:
-            yield served
+async def serving(tmp_path: Path, tools: Tools) -> AsyncGenerator[Served]:
+    async with restartable(tmp_path, tools.provider()) as server:
+        yield server.served
 
 
 def called(name: Any = "probe__params", **members: Any) -> dict[str, Any]:
@@ -109,26 +97,9 @@ async def at_episode(http: httpx2.AsyncClient, served: Served) -> RawSession:
     return await RawSession.open(http, served.episode(served.episodes.live[-1].id))
 
 
-async def test_session_stays_open_for_three_idle_times_of_calls_only(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    idle_seconds = 0.6
-    async with serving(tmp_path, Tools(), idle_seconds=idle_seconds) as served:
-        session = await ready_session(http, served)
-        end, number = anyio.current_time() + 3 * idle_seconds, 10
-        while anyio.current_time() < end:
-            number += 1
-            await session.call("probe__params", request_id=number)
-            await anyio.sleep(0.1)
-        assert (await session.ask("tools/list", request_id=2))["result"]["tools"]
-
-
-@pytest.mark.parametrize("store", [True, False], ids=["store", "no store"])
-async def test_cancelled_notification_reaches_a_call(
-    tmp_path: Path, http: httpx2.AsyncClient, store: bool
-) -> None:
+async def test_cancelled_notification_reaches_a_call(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     tools = Tools()
-    async with serving(tmp_path, tools, store=store) as served:
+    async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
         async with calling(http, session, tools, id="5") as responses:
             for request_id in (5, True, None, ["5"], "5"):
@@ -169,22 +140,6 @@ async def test_log_messages_come_before_the_answer_from_the_level_that_was_set(
             assert len(messages) == 4 - ("debug", "info", "error", "alert").index(level)
             assert messages[-1]["result"]["content"][0]["text"] == "logged"
             assert all(message["method"] == "notifications/message" for message in messages[:-1])
-
-
-async def test_log_messages_of_a_call_answered_with_json_are_on_the_get_stream(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    async with serving(tmp_path, Tools(), store=False) as served:
-        session = await ready_session(http, served)
-        headers = {**session.headers, "Accept": "text/event-stream"}
-        async with http.stream("GET", session.url, headers=headers) as stream:
-            assert await session.call("probe__log", request_id=5) == "logged"
-            lines = stream.aiter_lines()
-            levels: list[str] = []
-            while len(levels) < 3:
-                if (line := await anext(lines)).startswith("data: {"):
-                    levels.append(json.loads(line[6:])["params"]["level"])
-        assert levels == ["debug", "info", "error"]
 
 
 async def test_requests_in_flight_with_one_id_get_their_own_answers(
@@ -275,34 +230,6 @@ async def test_call_of_a_client_that_came_back_is_not_joined(
             assert data[0]["result"]["content"][0]["text"] == "done"
 
 
-async def test_client_that_comes_back_often_leaves_one_request(
-    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING", 5)
-    tools = Tools()
-    async with serving(tmp_path, tools) as served:
-        session = await at_episode(http, served)
-        async with session.calling("probe__slow", request_id=5) as (_, lines):
-            await until(lambda: tools.running == 1)
-        for _ in range(12):
-            async with session.resuming(lines[0].removeprefix("id: ")):
-                pass
-            await anyio.sleep(0.02)  # the server notices that it has left
-        await until(lambda: waiting(session) == 1)
-        assert tools.cancelled == 0
-        async with session.resuming(lines[0].removeprefix("id: ")) as coming:
-            tools.finish.set()
-            assert [line async for line in coming if line.startswith("data: {")]
-        await until(lambda: waiting(session) == 0)
-        assert not served.episodes.live[-1].lease._holders  # pyright: ignore[reportPrivateUsage]
-
-
-def waiting(session: RawSession) -> int:
-    """The requests of a session that wait for their answers."""
-    sessions = [each for each in gc.get_objects() if isinstance(each, Session) and each.id == session.id]
-    return sum(len(each.requests) for each in sessions)
-
-
 async def test_requests_of_a_session_that_wait_are_bounded(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,130 +245,3 @@ async def test_requests_of_a_session_that_wait_are_bounded(
             assert "params" in await other.call("probe__params")
             tools.finish.set()
         assert "params" in await session.call("probe__params", request_id=8)
-
-
-async def test_progress_is_under_the_token_of_the_request_that_asked_for_it(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    tools = Tools()
-    async with serving(tmp_path, tools) as served:
-        session = await at_episode(http, served)
-        meta = {"progressToken": "mine", "decathlon/operation": "one"}
-        params: dict[str, Any] = {"name": "probe__slow", "arguments": {}, "_meta": meta}
-        message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
-        async with http.stream("POST", session.url, json=message, headers=session.headers) as stream:
-            lines = aiter(stream.aiter_lines())
-            first = (await anext(lines)).removeprefix("id: ")
-            await until(lambda: tools.running == 1)
-        # A session that repeats the call did not ask for progress.
-        other = await RawSession.open(http, session.url)
-        await until(lambda: waiting(session) == 1)
-        del meta["progressToken"]
-        async with (
-            http.stream("POST", other.url, json={**message, "id": 6}, headers=other.headers) as joined,
-            session.resuming(first) as back,
-        ):
-            await until(lambda: waiting(other) == 1)
-            await tools.calls[0].progress(1)
-            tools.finish.set()
-            answers = [
-                [json.loads(line[6:]) async for line in each if line.startswith("data: {")]
-                for each in (joined.aiter_lines(), back)
-            ]
-    assert tools.running == 1
-    assert [message.get("method") for message in answers[0]] == [None]
-    assert [message.get("params", {}).get("progressToken") for message in answers[1]] == ["mine", None]
-
-
-def in_bytes(session: RawSession, body: bytes, *headers: str) -> bytes:
-    """A POST of a session's client."""
-    url = httpx2.URL(session.url)
-    all_headers = {**session.headers, "Content-Type": "application/json", "Content-Length": str(len(body))}
-    lines = [f"{name}: {value}" for name, value in all_headers.items()]
-    head = "\r\n".join(
-        [f"POST {url.path} HTTP/1.1", f"Host: {url.netloc.decode()}", *lines, *headers, "", ""]
-    )
-    return head.encode() + body
-
-
-def call_in_bytes(session: RawSession, request_id: int, *headers: str, text: str = "a") -> bytes:
-    body = json.dumps(called(id=request_id, arguments={"text": text})).encode()
-    return in_bytes(session, body, *headers)
-
-
-@asynccontextmanager
-async def connection(served: Served) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    url = httpx2.URL(served.url)
-    reader, writer = await asyncio.open_connection(url.host, url.port)
-    try:
-        with anyio.fail_after(30):
-            yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def read_answers(reader: asyncio.StreamReader, count: int) -> list[Any]:
-    """The ids of the next answers, all of them streams of events."""
-    ids: list[Any] = []
-    while len(ids) < count:
-        line = await reader.readline()
-        assert line, "the server closed the connection"
-        if line.startswith(b"data: {"):
-            ids.append(json.loads(line[6:])["id"])
-    return ids
-
-
-async def test_requests_in_pieces_and_several_at_once_are_answered_in_their_order(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    async with serving(tmp_path, Tools()) as served:
-        session = await ready_session(http, served)
-        async with connection(served) as (reader, writer):
-            whole = call_in_bytes(session, 10)
-            for start in range(0, len(whole), 50):
-                writer.write(whole[start : start + 50])
-                await writer.drain()
-                await anyio.sleep(0.002)
-            assert await read_answers(reader, 1) == [10]
-            writer.write(
-                b"".join(call_in_bytes(session, number, text=str(number)) for number in (11, 12, 13))
-            )
-            assert await read_answers(reader, 3) == [11, 12, 13]
-            writer.write(call_in_bytes(session, 14, "Expect: 100-continue"))
-            assert await read_answers(reader, 1) == [14]
-            writer.write(call_in_bytes(session, 15, "Connection: close"))
-            assert await read_answers(reader, 1) == [15]
-            assert (await reader.read()).endswith(b"0\r\n\r\n")
-
-
-async def test_request_whose_body_breaks_off_leaves_nothing(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path, Tools()) as served:
-        session = await ready_session(http, served)
-        episode = served.episodes.live[-1]
-        async with connection(served) as (_, writer):
-            writer.write(call_in_bytes(session, 10)[:-5])
-            await writer.drain()
-            await anyio.sleep(0.1)
-        await session.call("probe__params", request_id=11)
-        assert episode.calls.sent == 1
-
-
-async def test_call_whose_client_leaves_at_once_is_completed(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    tools = Tools()
-    async with serving(tmp_path, tools) as served:
-        session = await at_episode(http, served)
-        episode = served.episodes.live[-1]
-        body = json.dumps(called("probe__slow", id=10)).encode()
-        async with connection(served) as (_, writer):
-            writer.write(in_bytes(session, body))
-            await until(lambda: tools.running)
-        tools.finish.set()
-        await until(lambda: not episode.lease._holders)  # pyright: ignore[reportPrivateUsage]
-        assert tools.cancelled == 0
-        # The client has no reply: the same call, under whatever id, gets it once.
-        assert await session.call("probe__slow", request_id=11, text="a") == "done"
-        assert episode.calls.sent == 1
-        assert await session.call("probe__slow", request_id=11, text="a") == "done"
-        assert episode.calls.sent == 2

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 import anyio
 import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
-from prometheus_client.core import Metric
-from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from decathlon_mcp.app import create_registry
@@ -35,9 +32,6 @@ from tests.probe.serving import serving
 pytestmark = pytest.mark.anyio
 
 __all__ = ["disk"]  # a fixture
-
-MAX_SERIES = 200
-"""Series of a server with one suite, with the buckets of histograms."""
 
 
 class Scraped(dict[str, float]):
@@ -119,26 +113,6 @@ async def test_an_episode_changes_the_metrics(tmp_path: Path, http: httpx2.Async
     assert after.total("process_open_fds") > 3
 
 
-async def test_a_wait_for_the_set_up_is_no_part_of_a_calls_duration(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    wait_seconds = 0.5
-    async with serving(tmp_path / "state", provider="host", max_sandboxes=1) as served:
-        url = served.task("find-answer")
-        first = (await http.post(url, json=INITIALIZE)).headers["mcp-session-id"]
-
-        async def end_first() -> None:
-            await anyio.sleep(wait_seconds)
-            await http.delete(url, headers={"Mcp-Session-Id": first})
-
-        async with playing(served, "find-answer", "task") as second, background_tasks() as tasks:
-            tasks.start_soon(end_first)
-            await second.text("probe__echo", text="hello")
-        scraped = await scrape(http, served.url)
-    assert scraped.total("queue_seconds_sum") >= wait_seconds
-    assert 0 < scraped.total("tool_call_seconds_sum") < wait_seconds
-
-
 async def test_names_that_clients_make_up_are_no_labels(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     async with serving(tmp_path / "state", provider="host", metrics_tasks=True) as served:
 
@@ -163,17 +137,6 @@ async def test_names_that_clients_make_up_are_no_labels(tmp_path: Path, http: ht
         assert not any("made-up" in name for name in after)
         labelled = {name for name in after if 'task="find-answer"' in name}
         assert {name.partition("{")[0] for name in labelled} == {"episodes", "episodes_started_total"}
-
-
-async def test_metrics_are_also_served_as_openmetrics(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="host") as served:
-        accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
-        response = await http.get(f"{served.url}/metrics", headers={"Accept": accept})
-    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    # Its parameter has no annotation.
-    parse_openmetrics = cast("Callable[[str], Iterator[Metric]]", openmetrics.text_string_to_metric_families)  # pyright: ignore[reportUnknownMemberType]
-    names = {family.name for family in parse_openmetrics(response.text)}
-    assert {"decathlon_tool_calls", "decathlon_episodes", "process_open_fds"} <= names
 
 
 async def test_metrics_need_a_controllers_token_and_a_known_host(
@@ -284,16 +247,3 @@ async def registry_served(tmp_path: Path) -> AsyncGenerator[tuple[EpisodeRegistr
         await listening.wait()
         yield registry, f"http://127.0.0.1:{listener.getsockname()[1]}"
         stop.set()
-
-
-async def test_connections_and_their_refusals_are_counted(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="host") as served:
-        port = int(served.url.rpartition(":")[2])
-        idle = await scrape(http, served.url)
-        async with await anyio.connect_tcp("127.0.0.1", port) as one:
-            more = await scrape(http, served.url)
-            assert more.total("http_connections") == idle.total("http_connections") + 1
-            await one.send(b"not HTTP at all\r\n\r\n")
-            assert b" 400 " in await one.receive()
-        refused = await scrape(http, served.url)
-        assert refused.total("http_responses_total", status="400") == 1

@@ -116,22 +116,6 @@ async def test_reply_of_start_episode_that_cannot_be_delivered_ends_the_episode(
             await until(lambda: len(served.episodes.live) == 1)
 
 
-async def test_stream_that_breaks_while_a_tasks_session_is_queued_gives_up_its_place(
-    tmp_path: Path, senders: Senders
-) -> None:
-    async with served_by_fake(tmp_path, max_sandboxes=1, **SOON) as served:
-        async with connected(served.lobby) as lobby:
-            await lobby.call_tool("start_episode", {"task": "find-answer"})
-            sender, url = senders(served), served.task("find-answer")
-            session = await sender.initialize(url)
-            episode = await started(served.episodes, 2)
-            await sender.send(url, None, session=session)
-            await until(lambda: episode.lease.deadline == math.inf)
-            sender.close(reset=True)
-            await reaches(episode, Ending.CLIENT_LOST)
-            assert served.episodes.admission.queued == 0
-
-
 async def test_request_broken_off_while_its_episode_is_queued_gives_up_its_place(
     tmp_path: Path, senders: Senders
 ) -> None:

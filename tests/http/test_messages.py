@@ -14,7 +14,6 @@ import anyio
 import httpx2
 import pytest
 
-from decathlon_mcp.episodes.state import Phase
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeTool
 from tests.fakes.provider import FakeProvider
@@ -84,26 +83,6 @@ async def test_id_of_another_type_is_an_error_and_not_accepted(
         response = await post(session, {"jsonrpc": "2.0", "id": request_id, "method": "ping"})
         assert response.status_code == 400
         assert (response.json()["id"], response.json()["error"]["code"]) == (None, -32600)
-
-
-async def test_media_types_are_case_insensitive(served: Served, http: httpx2.AsyncClient) -> None:
-    session = await at_lobby(http, served)
-    for content_type, accept in (
-        ("APPLICATION/JSON", "Text/Event-Stream, APPLICATION/json"),
-        ("Application/Json; Charset=UTF-8", "*/*"),
-        ("application/json", "application/*;q=0.5, text/*"),
-    ):
-        response = await post(session, ping(5), **{"content-type": content_type, "Accept": accept})
-        assert (response.status_code, response.json()["result"]) == (200, {}), content_type
-
-
-async def test_slash_at_the_end_is_no_redirect(served: Served, http: httpx2.AsyncClient) -> None:
-    session = await RawSession.open(http, served.task(TASK) + "/")
-    assert (await session.post("ping")).json()["result"] == {}
-    # It is the same address, also for the session.
-    session.url = session.url.rstrip("/")
-    assert (await session.post("ping")).json()["result"] == {}
-    assert (await http.delete(f"{session.url}/", headers=session.headers)).status_code == 200
 
 
 async def test_unknown_cursor_is_an_error(served: Served, http: httpx2.AsyncClient) -> None:
@@ -179,12 +158,9 @@ async def test_batches_of_a_session_wait_for_no_more_calls_than_other_requests(
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("version", ["2025-06-18", MODERN])
-async def test_batch_in_another_revision_is_refused(
-    served: Served, http: httpx2.AsyncClient, version: str
-) -> None:
-    session = await at_lobby(http, served, version="2025-11-25" if version == MODERN else version)
-    response = await post(session, [ping(1)], **{"mcp-protocol-version": version})
+async def test_batch_in_another_revision_is_refused(served: Served, http: httpx2.AsyncClient) -> None:
+    session = await at_lobby(http, served, version="2025-06-18")
+    response = await post(session, [ping(1)], **{"mcp-protocol-version": "2025-06-18"})
     assert response.status_code == 400
     assert "2025-03-26" in response.json()["error"]["message"]
 
@@ -223,23 +199,6 @@ async def test_session_has_up_to_four_streams_and_messages_go_to_the_newest(
                     await until(lambda: bool(found[0]))
                     tasks.cancel_scope.cancel()
     assert found == [["end"], [], [], ["notifications/tools/list_changed"]]
-
-
-async def test_client_is_lost_when_the_last_of_its_streams_breaks(tmp_path: Path) -> None:
-    async with served_by_fake(tmp_path, provider(), grace_seconds=0.2) as served:
-        async with httpx2.AsyncClient(timeout=30) as http:
-            session = await RawSession.open(http, served.task(TASK))
-            (episode,) = served.episodes.live
-            await episode.ready()
-            async with httpx2.AsyncClient(timeout=30) as other:
-                again = RawSession(other, session.url, session.headers)
-                async with get_stream(session):
-                    async with get_stream(again):
-                        pass
-                    await anyio.sleep(0.5)
-                    assert episode.state.phase is Phase.READY, "the other stream is there"
-            with anyio.fail_after(20):
-                await episode.state.reach(Phase.ENDED)
 
 
 async def test_client_that_closes_only_its_sending_side_gets_its_answer(
@@ -302,15 +261,11 @@ WRONG_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
     ("call_tool", {"episode": "x", "name": "y"}, "no such episode"),
     ("list_tasks", {"needs": 5}, "`needs`: must be an array"),
     ("list_tasks", {"prompts": "maybe"}, "`prompts`: must be true or false"),
-    ("list_tasks", {"sample": "x"}, "`sample`: must be an integer"),
     ("list_tasks", {"sample": 0}, "`sample`: must be at least 1"),
     ("list_tasks", {"spilt": "x"}, "`spilt`: there is no such field; did you mean split?"),
     ("list_tasks", {"order": "none"}, "`order`: must be one of"),
-    ("list_tasks", {"search": {}}, "`search`: must be a string"),
-    ("start_episode", {"labels": []}, "`labels`: must be an object"),
     ("start_episode", {"launch_time": "yesterday"}, "`launch_time`: must be a date and time"),
     ("episode_status", {}, "`episode`: is required"),
-    ("episode_status", {"episode": None}, "`episode`: must be a string"),
     ("call_tool", {"episode": "x", "name": "y", "arguments": []}, "`arguments`: must be an object"),
 ]
 
@@ -372,7 +327,7 @@ async def test_headers_of_a_request_without_a_session_must_agree_with_its_body(
 
 
 @pytest.mark.parametrize(
-    ("agent", "is_read"), [("python-httpx2/2.0", False), ("node", True), ("undici", True), ("header", True)]
+    ("agent", "is_read"), [("python-httpx2/2.0", False), ("node", True), ("header", True)]
 )
 async def test_event_over_a_mebibyte_is_sent_to_clients_that_read_it(
     tmp_path: Path, http: httpx2.AsyncClient, agent: str, is_read: bool

@@ -14,7 +14,6 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from decathlon_mcp.episodes import call as call_module
 from decathlon_mcp.episodes.call import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.protocol.episode_service import EPISODE_KEY
 from decathlon_mcp.protocol.messages import OPERATION_KEY
@@ -139,12 +138,6 @@ async def test_requests_with_one_operation_at_the_same_time_run_once(play: Play)
     assert play.tools.runs == 1
 
 
-async def test_repeated_error_is_the_first_error(play: Play) -> None:
-    for _ in range(2):
-        assert "refused 1" in (await play.call("refuse", "one")).message
-    assert play.tools.runs == 1
-
-
 async def test_operation_with_other_arguments_or_another_tool_is_an_error(play: Play) -> None:
     await play.call("quick", "one", text="a", more={"x": 1, "y": [1.5]})
     assert await play.call("quick", "one", more={"y": [1.5], "x": 1}, text="a") == "run 1 of a"
@@ -163,13 +156,6 @@ async def test_operation_that_is_no_short_string_is_refused(play: Play) -> None:
             body["params"]["_meta"] = {OPERATION_KEY: operation}
             assert "must be a string of 1 to 256 characters" in (await http.post(play.url, json=body)).text
     assert play.tools.runs == 0
-
-
-async def test_first_reply_is_there_after_the_claim(play: Play) -> None:
-    await play.call("quick", "one", text="a")
-    await play.served.find(play.id).evaluate()
-    assert await play.call("quick", "one", text="a") == "run 1 of a"
-    assert "this attempt was claimed" in await play.call("quick", "two", text="a")
 
 
 async def test_tools_of_the_lobby_relay_operations(play: Play) -> None:
@@ -226,14 +212,6 @@ async def test_same_call_of_the_session_gets_the_reply_of_one_whose_connection_b
     assert play.tools.cancelled == 0
 
 
-async def test_same_call_of_another_session_is_another_call(play: Play) -> None:
-    async with broken_call(play):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(play.call, "slow", None)
-            await until(lambda: play.tools.runs == 2)
-            play.tools.finish.set()
-
-
 async def test_other_arguments_in_a_session_whose_call_broke_are_another_call(play: Play) -> None:
     async with broken_call(play) as http:
         play.tools.finish.set()
@@ -253,16 +231,6 @@ async def test_call_that_its_client_cancelled_is_not_repeated(play: Play) -> Non
         assert "run 2" in (await http.post(play.url, json=request(6, "slow"))).text
 
 
-async def test_same_call_of_a_client_that_is_there_runs_again(play: Play) -> None:
-    async with anyio.create_task_group() as tasks:
-        for _ in range(2):
-            tasks.start_soon(play.call, "slow", None)
-        for operation in ("one", "two"):
-            tasks.start_soon(play.call, "slow", operation)
-        await until(lambda: play.tools.runs == 4)
-        play.tools.finish.set()
-
-
 async def test_sessionless_call_without_an_operation_ends_with_its_connection(play: Play) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(play.call, "slow", None)
@@ -271,22 +239,7 @@ async def test_sessionless_call_without_an_operation_ends_with_its_connection(pl
     await until(lambda: play.tools.cancelled == 1)
 
 
-async def test_sessionless_call_with_an_operation_goes_on_without_its_connection(play: Play) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(play.call, "slow", "one")
-        await play.tools.running.wait()
-        tasks.cancel_scope.cancel()
-    await anyio.sleep(0.3)
-    play.tools.finish.set()
-    await until(lambda: events(play.served.find(play.id).trajectory, "reply"))
-    assert await play.call("slow", "one") == "run 1"
-    assert play.tools.cancelled == 0
-
-
-@pytest.mark.parametrize("notifies", ["before it leaves", "after it has left"])
-async def test_sessionless_call_whose_client_will_not_come_back_is_cancelled(
-    play: Play, notifies: str
-) -> None:
+async def test_sessionless_call_whose_client_will_not_come_back_is_cancelled(play: Play) -> None:
     async def notify(url: str, **meta: str) -> int:
         message = {
             "jsonrpc": "2.0",
@@ -300,30 +253,13 @@ async def test_sessionless_call_whose_client_will_not_come_back_is_cancelled(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(play.call, "slow", "one")
         await play.tools.running.wait()
-        if notifies == "before it leaves":
-            assert await notify(play.url) == 202
-        await anyio.sleep(0.3)
-        assert play.tools.cancelled == 0
         tasks.cancel_scope.cancel()
-    if notifies == "after it has left":
-        await anyio.sleep(0.3)
-        assert play.tools.cancelled == 0
-        lobby = f"{play.served.url}/mcp"
-        assert await notify(lobby, **{EPISODE_KEY: "unknown"}) >= 400
-        assert await notify(lobby, **{EPISODE_KEY: play.id}) == 202
+    await anyio.sleep(0.3)
+    assert play.tools.cancelled == 0
+    lobby = f"{play.served.url}/mcp"
+    assert await notify(lobby, **{EPISODE_KEY: "unknown"}) >= 400
+    assert await notify(lobby, **{EPISODE_KEY: play.id}) == 202
     await until(lambda: play.tools.cancelled == 1)
-
-
-async def test_call_that_nobody_comes_back_for_is_cancelled(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_module, "UNATTENDED_SECONDS", 0.2)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(play.call, "slow", "one")
-        await play.tools.running.wait()
-        tasks.cancel_scope.cancel()
-    await until(lambda: play.tools.cancelled == 1)
-    assert await play.call("slow", "one") == "cancelled"
 
 
 async def test_call_is_cancelled_when_all_its_callers_have_cancelled_it(play: Play) -> None:

@@ -15,7 +15,6 @@ from decathlon_mcp.http import bodies
 from decathlon_mcp.http.bodies import (
     SMALL_BODY_BYTES,
     BodyReader,
-    MemoryBudget,
 )
 from decathlon_mcp.protocol.messages import McpError
 from tests.cheats import http_attacks as attacks
@@ -83,48 +82,6 @@ async def test_large_bodies_wait_for_each_other_and_small_ones_do_not(
     # Nothing of the refused and the cancelled one is reserved for ever.
     async with reader.read(*request_of(body_part(LARGE))):
         pass
-
-
-async def test_large_bodies_with_many_values_do_not_wait_for_each_other_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    body = b"[" + b"[]," * 20_000 + b"[]]"
-    monkeypatch.setattr(bodies, "BODIES_IN_FLIGHT_BYTES", 3 * len(body))
-    monkeypatch.setattr(bodies, "DECODED_IN_FLIGHT_BYTES", 1)
-    reader = BodyReader(len(body))
-    done: list[int] = []
-
-    async def read() -> None:
-        async with reader.read(*request_of(body_part(body[:10_000], more=True), body_part(body[10_000:]))):
-            await anyio.sleep(0.001)
-        done.append(1)
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(50):
-                tasks.start_soon(read)
-    assert len(done) == 50
-
-
-async def test_the_memory_budget_is_granted_in_order_of_arrival() -> None:
-    budget, order = MemoryBudget(10), list[int]()
-
-    async def take(size_bytes: int) -> None:
-        await budget.acquire(size_bytes)
-        order.append(size_bytes)
-
-    await budget.acquire(8)
-    async with anyio.create_task_group() as tasks:
-        for size_bytes in (10, 1):
-            tasks.start_soon(take, size_bytes)
-            await anyio.wait_all_tasks_blocked()
-        assert order == []
-        budget.release(8)
-        await anyio.wait_all_tasks_blocked()
-        assert order == [10]
-        budget.release(10)
-    assert order == [10, 1]
-    assert budget.free_bytes == 9
 
 
 async def test_bodies_at_unknown_addresses_take_no_room_from_those_of_clients(tmp_path: Path) -> None:

@@ -10,17 +10,15 @@ import anyio
 import httpx2
 import pytest
 
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes import calls
-from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.protocol.messages import EventId, Kind
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall, FakeRun
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import TASK, tokens_of
-from tests.http.restarting import RawSession, Restartable, answer_of, events_of, ready_session, restartable
+from tests.http.restarting import RawSession, answer_of, events_of, ready_session, restartable
 from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
@@ -112,15 +110,6 @@ async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be
         assert gate.calls == 1
 
 
-async def test_list_is_made_again_after_a_restart(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with restartable(tmp_path) as server:
-        session = await RawSession.open(http, server.served.task(TASK))
-        events = events_of(await session.post("tools/list", request_id=1))
-        await server.restart()
-        answer = answer_of(await session.resume(events[0]["id"]))
-        assert answer == json.loads(events[-1]["data"])
-
-
 async def test_claim_and_evaluation_are_answered_again_after_a_restart(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
@@ -135,21 +124,6 @@ async def test_claim_and_evaluation_are_answered_again_after_a_restart(
         # Another request has not closed the attempt.
         answer = answer_of(await session.resume(str(EventId(server.store.generation, 0, Kind.CLAIM, 99))))
         assert answer["result"]["structuredContent"]["first"] is False
-
-
-async def test_client_that_comes_back_for_a_claim_waits_with_it_for_the_set_up(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    set_up = SetUp()
-    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=set_up)) as server:
-        session = await RawSession.open(http, server.served.task("made-answer"))
-        await set_up.begun.wait()
-        async with session.calling("claim_done", request_id=5) as (_, lines):
-            pass
-        async with session.resuming(lines[0].removeprefix("id: ")) as coming:
-            set_up.over.set()
-            data = [json.loads(line[6:]) async for line in coming if line.startswith("data: {")]
-        assert data[0]["result"]["structuredContent"] == {"claimed": True, "first": True}
 
 
 async def test_answers_at_the_lobby_are_made_again_after_a_restart(
@@ -237,23 +211,6 @@ async def test_answers_can_be_fetched_for_a_while_after_the_end_of_the_episode(
         assert answer["error"]["data"]["code"] == "unanswered"
 
 
-async def test_start_episode_that_nobody_resumes_ends_also_once_it_is_ready(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    set_up = SetUp()
-    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=set_up), grace_seconds=0.3) as server:
-        lobby = await RawSession.open(http, server.served.lobby)
-        async with lobby.calling("start_episode", task="made-answer"):
-            await set_up.begun.wait()
-        (episode,) = server.registry.live
-        await until(lambda: episode.lease.deadline < anyio.current_time() + 10)
-        set_up.over.set()
-        await episode.state.reach(Phase.READY)
-        with anyio.fail_after(20):
-            await episode.state.reach(Phase.ENDED)
-        assert episode.state.ending is Ending.CLIENT_LOST
-
-
 async def test_replies_can_be_fetched_again_and_again(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     gate = Gate()
     request_ids: list[Any] = [7, 0, -1, "seven", "ü\n%2.x", "last"]
@@ -268,27 +225,6 @@ async def test_replies_can_be_fetched_again_and_again(tmp_path: Path, http: http
             assert answer["id"] == request_id
             assert answer["result"]["content"][0]["text"] == str(request_id)
         assert gate.calls == len(request_ids)
-
-
-async def test_client_that_comes_back_early_waits_for_the_reply(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    gate = Gate()
-    async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server.served)
-        event_id = await broken_call(session, gate)
-        replies: list[str] = []
-
-        async def resume() -> None:
-            replies.append(text_of(await session.resume(event_id)))
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(resume)
-            await anyio.sleep(0.1)
-            assert replies == []
-            gate.open.set()
-        assert replies == ["through"] * 3
 
 
 async def test_after_the_event_of_the_answer_there_is_nothing(
@@ -322,32 +258,3 @@ async def test_clients_of_earlier_revisions_get_json(tmp_path: Path, http: httpx
         assert response.headers["content-type"] == "application/json"
         await server.restart()
         assert await session.call("probe__echo", request_id=9, text="after") == "after"
-
-
-async def test_broken_start_episode_that_is_resumed_keeps_its_episode(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    async with restartable(tmp_path, max_sandboxes=1, grace_seconds=0.2) as server:
-        lobby = await RawSession.open(http, server.served.lobby)
-        await lobby.ask("tools/call", {"name": "start_episode", "arguments": {"task": TASK}}, request_id=1)
-        (first,) = server.registry.live
-        event_id = await broken_start(lobby, server)
-        episode = server.registry.live[-1]
-        async with background_tasks() as tasks:
-            tasks.start_soon(ends_later, first)
-            answer = answer_of(await lobby.resume(event_id))
-        assert answer["result"]["structuredContent"]["episode"] == episode.id
-        await anyio.sleep(0.4)
-        assert episode.state.phase is Phase.READY
-
-
-async def ends_later(episode: Episode) -> None:
-    await anyio.sleep(0.5)
-    episode.close()
-
-
-async def broken_start(lobby: RawSession, server: Restartable) -> str:
-    """Break off a `start_episode` that waits for a place; returns the id of its first event."""
-    async with lobby.calling("start_episode", task=TASK) as (_, lines):
-        await until(lambda: len(server.registry.live) == 2)
-    return lines[0].removeprefix("id: ")

@@ -19,7 +19,6 @@ from decathlon_mcp.http import endpoints
 from decathlon_mcp.protocol import sessions
 from decathlon_mcp.protocol.messages import EventId, Kind
 from decathlon_mcp.storage.database import FILE_NAME
-from decathlon_mcp.storage.store import SessionRow
 from tests.http.messages import INITIALIZE, TASK, tokens_of
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
 
@@ -60,32 +59,6 @@ async def test_lobbys_session_keeps_its_current_episode_and_its_tools(
         assert await session.call("probe__echo", request_id=3, text="after") == "after"
         listed = await session.ask("tools/call", {"name": "list_episodes", "arguments": {}}, request_id=4)
         assert len(listed["result"]["structuredContent"]["episodes"]) == 1
-
-
-async def test_session_at_an_agents_address_goes_on(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with restartable(tmp_path) as server:
-        await lobby_session(http, server)
-        (episode,) = server.registry.live
-        session = await RawSession.open(http, server.served.episode(episode.spec.agent_id))
-        await server.restart()
-        tools = (await session.ask("tools/list"))["result"]["tools"]
-        assert "evaluate" not in [tool["name"] for tool in tools]
-
-
-async def test_log_level_survives(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with restartable(tmp_path) as server:
-        session = await RawSession.open(http, server.served.task(TASK))
-        await session.ask("logging/setLevel", {"level": "error"}, request_id=1)
-        await server.restart()
-        await session.ask("tools/list", request_id=2)
-        row = server.store.find_one(SessionRow, id=session.id)
-        assert row is not None
-        assert row.data["log_level"] == "error"
-        await server.restart()
-        await session.ask("logging/setLevel", {"level": "info"}, request_id=3)
-        row = server.store.find_one(SessionRow, id=session.id)
-        assert row is not None
-        assert row.data["log_level"] == "info"
 
 
 async def test_requests_that_arrive_together_revive_one_session(
@@ -178,17 +151,6 @@ async def test_ids_of_no_event_are_refused(tmp_path: Path, http: httpx2.AsyncCli
             assert "Last-Event-ID" in response.json()["error"]["message"]
 
 
-async def test_empty_event_id_opens_an_ordinary_stream(
-    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoints, "END_STREAM_SECONDS", 0.05)
-    async with restartable(tmp_path) as server:
-        session = await RawSession.open(http, server.served.task(TASK))
-        await server.restart()
-        response = await session.resume("")
-        assert (response.status_code, response.text) == (200, "")
-
-
 async def test_first_get_stream_of_a_revived_session_ends_by_itself_once(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,18 +167,6 @@ async def test_first_get_stream_of_a_revived_session_ends_by_itself_once(
         async with http.stream("GET", session.url, headers=headers):
             await anyio.sleep(0.4)
             assert episode.lease.deadline > anyio.current_time() + 10_000
-
-
-async def test_deleted_session_is_deleted_from_the_store(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with restartable(tmp_path) as server:
-        session = await RawSession.open(http, server.served.task(TASK))
-        await server.restart()
-        (episode,) = server.registry.live
-        assert (await http.delete(session.url, headers=session.headers)).status_code == 200
-        await episode.state.reach(Phase.ENDED)
-        assert rows(server) == 0
-        await server.restart()
-        assert (await session.post("tools/list")).status_code == 404
 
 
 async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.AsyncClient) -> None:
@@ -236,23 +186,6 @@ async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.
         with anyio.fail_after(20):
             while rows(server):  # noqa: ASYNC110  (a periodic task)
                 await anyio.sleep(0.05)
-
-
-async def test_limit_of_sessions_applies_to_revived_ones(
-    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
-    async with restartable(tmp_path) as server:
-        old = await RawSession.open(http, server.served.lobby)
-        await server.restart()
-        for _ in range(2):
-            await RawSession.open(http, server.served.lobby)
-        response = await old.post("tools/list")
-        assert response.json()["error"]["data"]["code"] == "at_capacity"
-        assert "too many open sessions" in response.text
-        assert rows(server) == 3
-        await server.restart()
-        assert (await old.post("tools/list")).status_code == 200
 
 
 async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(

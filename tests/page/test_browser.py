@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from decathlon_mcp.types import public_id
-from tests.page.conftest import PACKAGES, REPOSITORY, serving_in_thread
-from tests.page.samples import NOW, Call, Folder, Note, append
-from tests.page.sites import with_key
+from tests.page.conftest import PACKAGES, REPOSITORY
+from tests.page.samples import NOW, Call, Note, append
 from tests.page.watching import (
     LIVE_HANDLE,
     LONG_HANDLE,
     OTHER_HANDLE,
     SHORT_HANDLE,
-    ChangingServer,
     Watched,
     live_episode,
 )
@@ -92,15 +87,7 @@ def test_the_scripts_are_few_and_their_types_fit(node: list[str], node_modules: 
     assert (done.stdout, done.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width"),
-    [
-        ("light", 1280),
-        ("dark", 390),
-        pytest.param("dark", 1280, marks=pytest.mark.long),
-        pytest.param("light", 390, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_every_page_is_accessible_and_fits(
     chromium: Browser, watched: Watched, node_modules: Path, scheme: Literal["light", "dark"], width: int
 ) -> None:
@@ -139,24 +126,6 @@ def test_nothing_moves_while_events_come_until_one_asks(chromium: Browser, watch
         expect(rows).to_have_count(4)
         assert "ended" not in page.locator("#rows").inner_text()
     server.episodes = before
-
-
-def test_nothing_moves_while_times_get_older(chromium: Browser, watched: Watched) -> None:
-    with person(chromium, watched) as page:
-        page.clock.install()
-        page.add_init_script(SHIFTS)
-        page.goto(f"{watched.url}/episodes")
-        time = page.locator("time").first
-        started_at = float(time.get_attribute("data-time") or "")
-        page.screenshot()  # so that it is drawn
-        page.evaluate("window.forgetShifts()")
-        ages = {2: r"just now", 8: r"\d s ago", 30: r"\d\d s ago", 1800: r"\d\d min ago", 9000: "2 h ago"}
-        for seconds, text in ages.items():
-            page.clock.set_system_time(datetime.fromtimestamp(started_at + seconds, UTC))
-            page.clock.run_for(1000)
-            expect(time).to_have_text(re.compile(text))
-            page.screenshot()
-        assert page.evaluate("window.shifts") == []
 
 
 def test_new_calls_of_a_live_episode_come_without_a_reload_when_one_asks(
@@ -203,22 +172,6 @@ def test_new_calls_of_a_live_episode_come_without_a_reload_when_one_asks(
     watched.server.episodes = before
 
 
-def test_a_hidden_tab_holds_no_stream(chromium: Browser, watched: Watched) -> None:
-    with person(chromium, watched) as page:
-        page.goto(watched.url)
-        expect(page.locator("#stream")).to_have_text("live")
-        page.evaluate(
-            "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
-        expect(page.locator("#stream")).to_have_text("paused")
-        page.evaluate(
-            "Object.defineProperty(document, 'hidden', {value: false});"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
-        expect(page.locator("#stream")).to_have_text("live")
-
-
 def test_the_key_disappears_from_the_address(chromium: Browser, watched: Watched) -> None:
     with person(chromium, watched) as page:
         assert page.url == f"{watched.url}/"
@@ -259,59 +212,3 @@ def test_calls_of_a_long_episode_come_when_they_are_near(chromium: Browser, watc
         page.wait_for_selector("#c2950")
         # What is far away is removed again.
         expect(page.locator("#c1500")).to_have_count(0)
-
-
-def test_long_names_leave_every_column_in_view(chromium: Browser, tmp_path: Path) -> None:
-    with_key(tmp_path)
-    name = "a run with a name " * 10
-    labels = {"run": name, "model": "m" * 200, "attempt": "1"}
-    with Folder(tmp_path) as folder:
-        for number in range(12):
-            task = ("task-" + "x" * 120) if number % 2 else "tune-reactor"
-            folder.add(f"{number:048x}", task=task, labels=labels, reward=number % 3 / 2)
-    with serving_in_thread(tmp_path, ChangingServer()) as long_names, person(chromium, long_names) as page:
-        for path in ("/", "/runs", "/episodes", f"/runs/{quote(name)}"):
-            page.goto(long_names.url + path)
-            assert page.locator(".scroll").count() > 0
-            for scroll in page.locator(".scroll").all():
-                assert scroll.evaluate("each => each.scrollWidth <= each.clientWidth"), path
-        # Cells stand beside each other, however long the names of their tasks are.
-        tops = (
-            page.locator(".grid tbody tr")
-            .first.locator(".cell")
-            .evaluate_all("all => all.map(a => a.offsetTop)")
-        )
-        assert len(tops) == 6
-        assert len(set(tops)) == 1
-
-
-def test_a_long_reply_unfolds_in_place(chromium: Browser, watched: Watched) -> None:
-    with person(chromium, watched) as page:
-        page.goto(f"{watched.url}/e/{SHORT}")
-        before = len(page.locator("#c4 .reply").inner_text())
-        page.locator("#c4 [data-unfold]").click()
-        expect(page.locator("#c4 [data-unfold]")).to_have_count(0)
-        assert len(page.locator("#c4 .reply").inner_text()) > before + 1000
-
-
-def test_the_keyboard_is_enough(chromium: Browser, watched: Watched) -> None:
-    with person(chromium, watched) as page:
-        page.goto(watched.url)
-
-        def tab_to(matches: Callable[[str], bool]) -> None:
-            for _ in range(80):
-                page.keyboard.press("Tab")
-                if matches(page.evaluate("document.activeElement.textContent.trim()")):
-                    return
-            raise AssertionError("nothing of that kind can be reached")
-
-        tab_to(lambda text: text.startswith("Skip"))
-        page.keyboard.press("Enter")
-        tab_to(lambda text: text == "baseline")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/runs/baseline")
-        tab_to(lambda text: text in ("✓", "∅", "0", ".25", ".62", ".63"))
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/e/*")
-        page.go_back()
-        page.wait_for_url("**/runs/baseline")

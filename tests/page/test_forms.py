@@ -51,7 +51,7 @@ def test_json_with_more_values_than_a_form_has_fields_stays_json() -> None:
     assert str(MAX_DRAFT_FIELDS) in problem
 
 
-@pytest.mark.parametrize("property_schema", [{}, {"enum": ["\ud800"]}, {"type": "string"}])
+@pytest.mark.parametrize("property_schema", [{}, {"enum": ["\ud800"]}])
 def test_arguments_with_lone_surrogates_are_json_that_can_be_sent(property_schema: JsonObject) -> None:
     properties = {"a": property_schema, "\udfff": {"type": "string"}}
     form = make_form(json.dumps({"type": "object", "properties": properties}))

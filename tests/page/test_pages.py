@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sqlite3
-import sys
 from contextlib import closing
 from html import unescape
 from pathlib import Path
@@ -15,27 +13,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.list_episodes import show_episode
 from decathlon_mcp.plugins.page import runs
-from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
-from decathlon_mcp.plugins.retention import delete_old_episodes
-from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import public_id
 from tests.page.outlines import outline
 from tests.page.samples import NOW, Call, Folder, Note
-from tests.page.sites import KEY, browser, page_over, sign_in, signed_in
+from tests.page.sites import signed_in
 
 pytestmark = pytest.mark.anyio
-
-
-class Idle:
-    """A server on which nothing plays."""
-
-    stopping = False
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(episodes=(), state="ready", queued=0, sandboxes=0, places=64)
 
 
 async def text_of(client: httpx2.AsyncClient, path: str, status: int = 200) -> str:
@@ -47,31 +32,6 @@ async def text_of(client: httpx2.AsyncClient, path: str, status: int = 200) -> s
 def words(html: str) -> str:
     """The text between tags."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
-
-
-async def test_an_empty_folder_says_how_to_start_an_episode(state: Path) -> None:
-    for live, command in (
-        # A name that every program resolves, by whichever the browser came.
-        (LiveFeed(Idle()), "http://localhost:8765/tasks/random/mcp"),
-        (None, "decathlon-mcp serve"),
-    ):
-        async with signed_in(state, live=live) as client:
-            for path in ("/", "/runs", "/episodes"):
-                assert command in await text_of(client, path)
-
-
-async def test_commands_are_shown_as_any_shell_finds_them(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = Path(sys.executable).with_name("decathlon-mcp")
-    monkeypatch.setenv("HOME", "/nowhere")
-    monkeypatch.chdir(program.parent)
-    for path, expected in (("/usr/bin", str(program)), (str(program.parent), "decathlon-mcp")):
-        monkeypatch.setenv("PATH", path)
-        async with browser(page_over(state)) as client:
-            assert f">{expected} view --address<" in await text_of(client, "/runs", 401)
-            await sign_in(client, KEY)
-            assert f">{expected} serve<" in await text_of(client, "/runs")
 
 
 async def test_episodes_without_a_run_are_on_the_front(state: Path) -> None:
@@ -134,19 +94,6 @@ async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: P
     assert "pass@2" in run
 
 
-async def test_of_many_attempts_at_a_task_the_newest_stand_beside_it(state: Path) -> None:
-    with Folder(state) as folder:
-        ids = [
-            folder.add(f"{number:048d}", labels={"run": "long"}, task="one", started_at=NOW + number)
-            for number in range(70)
-        ]
-    async with signed_in(state) as client:
-        run = await text_of(client, "/runs/long")
-    grid = run[run.index('id="tasks"') : run.index('id="episodes"')]
-    assert re.findall(r"/e/([0-9a-f]{16})", grid) == ids[-64:]
-    assert "only the newest are shown" in grid
-
-
 async def test_every_table_is_sorted_by_a_link_in_its_heading(state: Path) -> None:
     with Folder(state) as folder:
         for number, (task, reward, calls) in enumerate((("b", 1.0, 3), ("c", 0.25, 1), ("a", 0.5, 2))):
@@ -187,41 +134,6 @@ async def test_every_table_is_sorted_by_a_link_in_its_heading(state: Path) -> No
         assert rows(page, 'id="episodes"', "/e/") == ["a", "b", "c"]
         for nonsense in ("--calls", "nonsense", "-", "suite;--"):
             assert 'aria-sort="descending"' in await text_of(client, f"/episodes?sort={nonsense}")
-
-
-async def test_without_two_runs_the_page_to_compare_says_what_can_be_compared(state: Path) -> None:
-    async with signed_in(state) as client:
-        assert "There are none yet" in words(await text_of(client, "/compare"))
-        with Folder(state) as folder:
-            folder.add("1" * 48, labels={"run": "a"})
-            assert "only one yet" in words(await text_of(client, "/compare"))
-            folder.add("2" * 48, labels={"run": "b/c"}, started_at=NOW + 60)
-        assert 'href="/compare?run=a&amp;run=b/c"' in await text_of(client, "/compare")
-        # Equal ones differ by nothing, without a sign.
-        assert '<td class="n strong">0</td>' in await text_of(client, "/compare?run=a&run=b%2Fc")
-
-
-async def test_runs_and_episodes_are_compared(state: Path) -> None:
-    same = Call(arguments={"path": "same"})
-    with Folder(state) as folder:
-        a = folder.add(
-            "1" * 48,
-            labels={"run": "alpha"},
-            reward=0.0,
-            entries=[same, same, Call(arguments={"path": "left"})],
-        )
-        b = folder.add(
-            "2" * 48, labels={"run": "beta"}, entries=[same, same, Call(arguments={"path": "right"})]
-        )
-    async with signed_in(state) as client:
-        runs = await text_of(client, "/compare?run=alpha&run=beta")
-        assert f"/compare/episodes?a={a}&amp;b={b}" in runs
-        assert "+100" in runs
-        pair = words(await text_of(client, f"/compare/episodes?a={a}&b={b}"))
-        await text_of(client, "/compare?run=alpha&run=unknown", 404)
-    assert "2 calls are equal, 1 differ" in pair
-    assert "other arguments" in pair
-    assert pair.index("left") < pair.index("right")
 
 
 async def test_one_more_call_does_not_make_those_after_it_differ(state: Path) -> None:
@@ -285,72 +197,6 @@ async def test_an_episode_shows_its_verdict_prompt_notes_and_calls(state: Path) 
         assert "attachment" in downloaded.headers["content-disposition"]
 
 
-async def test_a_branch_marks_the_calls_that_were_replayed_and_names_their_episode(state: Path) -> None:
-    source, other = "0123456789abcdef", {"episode": "<b>", "at": "2"}
-    entries = [Call(replayed=True), Call(replayed=True), Call(reply="own")]
-    with Folder(state) as folder:
-        name = folder.add(
-            "1" * 48,
-            entries=entries,
-            branch={"episode": source, "at": 2},
-            verdict={"branch": {"episode": source, "at": 2, "differences": 1}},
-        )
-        replay = folder.add("2" * 48, labels={"replay_of": source})
-        plain = folder.add("3" * 48, labels={"replay_of": "another text"})
-        odd = folder.add("4" * 48, branch=other)
-        copy = folder.add(
-            "5" * 48,
-            branch={"episode": source, "at": 2},
-            verdict={"branch": {"episode": source, "at": 2, "differences": 0, "exact": True}},
-        )
-    async with signed_in(state) as client:
-        page = await text_of(client, f"/e/{name}")
-        shown = words(page)
-        assert f"Calls 1 to 2 were replayed from episode {source} before this one was ready" in shown
-        assert "; 1 reply differed." in shown
-        assert f'href="/e/{source}"' in page
-        calls = page.split("<article")[1:]
-        assert ["↻ replayed" in call for call in calls] == [True, True, False]
-        box = await text_of(client, f"/e/{name}/calls?first=2&last=2")
-        assert "↻ replayed" in box
-        assert f"The calls are replayed from episode {source}" in words(await text_of(client, f"/e/{replay}"))
-        copied = f"Its sandbox is a copy, after call 2, of that of episode {source}"
-        assert copied in words(await text_of(client, f"/e/{copy}"))
-        listed = {name, replay, plain, odd, copy}
-        for path in ("/episodes", "/"):
-            page = await text_of(client, path)
-            assert not [one for one in listed if one in page]
-        page = await text_of(client, "/episodes?show=branches")
-        assert {one for one in listed if one in page} == listed
-        assert words(page).count("↻ branch") == 3
-        for neither in (plain, odd):
-            page = await text_of(client, f"/e/{neither}")
-            assert "replayed from episode" not in words(page)
-
-
-async def test_a_branch_from_the_start_is_no_replay_and_neither_is_a_branch_of_a_replay(state: Path) -> None:
-    with Folder(state) as folder:
-        source = folder.add("1" * 48)
-        labels = {"replay_of": source}
-        replay = folder.add("2" * 48, labels=labels)
-        branches = [
-            folder.add(f"{at}" * 48, labels=labels if at else {}, branch={"episode": replay, "at": at})
-            for at in (0, 3)
-        ]
-        copy = {"episode": source, "at": 0, "differences": 0, "exact": True}
-        folder.add("4" * 48, branch=copy, verdict={"branch": copy})
-    async with signed_in(state) as client:
-        shown = words(await text_of(client, "/episodes?show=branches"))
-        assert (shown.count("↻ branch"), shown.count("↻ replay")) == (3, 1)
-        assert "↻ replay The calls are replayed" in words(await text_of(client, f"/e/{replay}"))
-        first, later = [words(await text_of(client, f"/e/{branch}")) for branch in branches]
-        assert f"↻ branch It begins before the first call of episode {replay} ." in first
-        assert "↻ branch Calls 1 to 3 were replayed" in later
-        assert "↻ replay " not in first + later
-        shown = words(await text_of(client, f"/e/{public_id('4' * 48)}"))
-        assert f"Its sandbox is a copy, before any call, of that of episode {source} ." in shown
-
-
 def branch(
     folder: Folder, handle: str, of: str, at: int, differences: int | None = None, **values: Any
 ) -> str:
@@ -399,23 +245,6 @@ async def test_an_episode_shows_the_tree_that_it_is_in(state: Path) -> None:
         assert outline(await text_of(client, f"/e/{alone}"), {}) == []
 
 
-async def test_what_is_near_an_episode_comes_before_the_rest_of_its_tree(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queries, "MAX_TREE_EPISODES", 6)
-    monkeypatch.setattr(queries, "MAX_TREE_BRANCHES", 2)
-    with Folder(state) as folder:
-        a = folder.add("1" * 48)
-        b, *_ = [branch(folder, f"2{number}", a, 1, started_at=NOW + number) for number in range(3)]
-        c, d, *_ = [branch(folder, f"3{number}", b, 1, started_at=NOW + number) for number in range(3)]
-        e, f, *_ = [branch(folder, f"4{number}", c, 1, started_at=NOW + number) for number in range(3)]
-    async with signed_in(state) as client:
-        page = await text_of(client, f"/e/{c}")
-    shown = [line.split() for line in outline(page, {a: "A", b: "B", c: "C", d: "D", e: "E", f: "F"})]
-    assert [words[2] for words in shown if words[0] == "✓"] == ["A", "B", "C", "E", "F", "D"]
-    assert [words[1] for words in shown if words[0] == "and"] == ["1", "1", "2"]
-
-
 async def test_a_deep_tree_has_the_nearest_origins(state: Path) -> None:
     with Folder(state) as folder:
         chain = [folder.add("f" * 48)]
@@ -430,35 +259,6 @@ async def test_a_deep_tree_has_the_nearest_origins(state: Path) -> None:
             assert re.findall(r"[0-9a-f]{16}", "\n".join(lines)) == [*origins, *chain[first : last + 1]]
             assert ("and 1 more" in lines[-1]) == (last < 60)
             assert f"{last - first + 1} episodes are drawn" in words(page)
-
-
-async def test_a_tree_outlives_the_files_and_the_rows_of_its_episodes(state: Path) -> None:
-    with Folder(state) as folder:
-        root = folder.add("1" * 48)
-        b = branch(folder, "2", root, 3, 1)
-        c = branch(folder, "3", root, 3)
-        d = branch(folder, "4", b, 3, 0)
-    names = {root: "A", b: "B", c: "C", d: "D"}
-    tree = [
-        "after call 3 · 2 branches",
-        "  ✓ 1.00 B replayed 1 differs",
-        "  after call 3",
-        "    ✓ 1.00 D this episode replayed",
-        "  ✓ 1.00 C copy",
-    ]
-    async with signed_in(state) as client:
-        shutil.rmtree(state / "episodes" / ("1" * 48))
-        assert outline(await text_of(client, f"/e/{d}"), names) == ["✓ 1.00 A", *tree]
-        with Store.open(state, "server") as store:
-            await delete_old_episodes(store, state / "episodes", -1)
-        page = await text_of(client, f"/e/{d}")
-        assert outline(page, names) == ["✓ 1.00 A", *tree]
-        assert f"Calls 1 to 3 were replayed from episode {b}" in words(page)
-        with Store.open(state, "server") as store:
-            store.write(("DELETE FROM episodes WHERE id = ?", ("1" * 48,)))
-        page = await text_of(client, f"/e/{d}")
-        assert outline(page, names) == ["A is not here, or belongs to somebody else", *tree]
-        assert f'href="/e/{root}"' not in page
 
 
 async def test_several_runs_are_compared_side_by_side(state: Path) -> None:
@@ -615,18 +415,6 @@ async def test_tokens_and_cost_are_summed_over_the_notes(
         assert "· cost usd 0.25" in page
     assert show_episode(state, name, as_json=True, handles=False) == 0
     assert json.loads(capsys.readouterr().out)["usage"] == {"input_tokens": 1_234, "cost_usd": 0.75}
-
-
-async def test_a_preprocess_that_failed_is_shown_with_its_last_words(state: Path) -> None:
-    failure = "preprocess failed (exit code 1): Traceback <module>"
-    with Folder(state) as folder:
-        name = folder.add("1" * 48, verdict={"preprocess_failure": failure})
-    async with signed_in(state) as client:
-        page = await text_of(client, f"/e/{name}")
-        assert (
-            "preprocess failed (exit code 1): Traceback &lt;module&gt;"
-            in page[page.index("the set-up said") :]
-        )
 
 
 async def test_a_live_episode_and_one_without_files_are_shown(state: Path) -> None:

@@ -74,12 +74,6 @@ async def test_a_task_is_played_to_its_verdict(served: Served, person: httpx2.As
     assert ("The task is solved." in page.text) is episode.verdict.success
 
 
-async def test_a_task_is_said_to_need_a_network_only_if_it_does(person: httpx2.AsyncClient) -> None:
-    page = await person.get("/play", params={"q": "say-answer"})
-    assert ">say-answer</a>" in page.text
-    assert "network" not in page.text
-
-
 async def test_the_same_form_calls_once(served: Served, person: httpx2.AsyncClient) -> None:
     page = await start(person, "say-answer")
     path = page.url.path
@@ -110,39 +104,3 @@ async def test_a_violation_is_shown_at_its_field_and_nothing_is_called(
     (episode,) = [each for each in served.episodes.live if path.endswith(each.public_id)]
     assert episode.calls.sent == 1
     await person.post(f"{path}/end", data={"sure": "yes"})
-
-
-async def test_the_task_stands_before_what_all_tasks_have(person: httpx2.AsyncClient) -> None:
-    page = (await person.get("/play")).text
-    assert re.search(r'<input id="q"[^>]* autofocus>', page)
-    page = (await person.get("/play", params={"task": "say-answer"})).text
-    assert page.index("Say <code>forty-two</code>") < page.index("System prompt")
-    assert "autofocus" not in page
-
-
-async def test_a_tool_whose_name_fits_comes_before_those_that_mention_it(person: httpx2.AsyncClient) -> None:
-    page = await start(person, "say-answer")
-    path = page.url.path
-
-    async def found(text: str) -> list[str]:
-        page = (await person.get(path, params={"find": text})).text
-        return re.findall(r'<a href="[^"]*#work"[^>]*>([^<]*)</a>', page[page.index("tool-names") :])
-
-    names = await found("re")
-    assert names[:2] == ["probe__read", "probe__refuse"]
-    # "Return the text."
-    assert "probe__echo" in names[2:]
-    await person.post(f"{path}/end", data={"sure": "yes"})
-
-
-async def test_the_tasks_are_sorted_by_a_link(person: httpx2.AsyncClient) -> None:
-    def tasks(page: str) -> list[str]:
-        return re.findall(r'<th scope="row"><a href="[^"]*">([^<]*)</a>', page)
-
-    page = (await person.get("/play", params={"q": "answer"})).text
-    (link,) = re.findall(r'<a href="(/play[^"]*)">task</a>', page)
-    page = (await person.get(unescape(link))).text
-    assert tasks(page) == sorted(tasks(page))
-    assert len(tasks(page)) > 1
-    (link,) = re.findall(r'<a href="(/play[^"]*)">task</a>', page)
-    assert tasks((await person.get(unescape(link))).text) == sorted(tasks(page), reverse=True)

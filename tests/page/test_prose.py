@@ -86,9 +86,7 @@ def test_a_long_text_is_not_parsed() -> None:
     assert html.startswith('<pre class="words" tabindex="0">**x')
 
 
-@pytest.mark.parametrize(
-    "piece", ["[", "![", "[a](", "> ", "- ", "* a\n", "`a", "_a", "**a", "|a", "<a:", "&", "\n"]
-)
+@pytest.mark.parametrize("piece", ["![", "[a](", "> ", "- ", "`a", "**a", "|a", "<a:"])
 def test_a_text_that_is_made_to_take_long_does_not(piece: str) -> None:
     # Without a limit of nesting, or with a quadratic rule, this takes minutes.
     Elements(prose(piece * (MAX_PROSE_CHARACTERS // len(piece))))

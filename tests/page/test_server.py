@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -15,15 +14,15 @@ import pytest
 from decathlon_client import Decathlon, Episode, SetUpError
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.plugins.page import access, application
 from decathlon_mcp.plugins.page.control import ACTIONS
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.types import public_id
+from tests.http.messages import tokens_of
 from tests.page.samples import Call, Folder, Note
 from tests.page.sites import HTML, OWN, browser, page_over, sign_in
-from tests.probe.clients import playing, start
+from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -44,14 +43,6 @@ async def person(served: Served) -> AsyncGenerator[httpx2.AsyncClient]:
         yield client
 
 
-async def test_programs_still_get_the_text(served: Served) -> None:
-    async with httpx2.AsyncClient(base_url=served.url) as client:
-        response = await client.get("/")
-        assert response.text.startswith("decathlon-mcp: ")
-        assert response.headers["vary"] == "Accept"
-        assert (await client.get("/", headers=HTML)).status_code == 401
-
-
 async def test_results_of_a_batch_name_the_pages_of_their_episodes(
     served: Served, person: httpx2.AsyncClient
 ) -> None:
@@ -67,23 +58,6 @@ async def test_results_of_a_batch_name_the_pages_of_their_episodes(
         assert result.page == f"{served.url}/e/{result.episode}"
         assert (await person.get(f"/e/{result.episode}")).status_code == 200
     assert played.played == played.page
-
-
-async def test_a_server_without_the_page_names_none(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path / "state", provider="host") as served,
-        Decathlon(served.url) as d,
-        d.episode("find-answer") as e,
-    ):
-        assert e.public_id
-        assert e.page is None
-
-
-async def test_no_page_of_another_origin_may_read_it(served: Served, person: httpx2.AsyncClient) -> None:
-    origin = served.url.replace("127.0.0.1", "localhost")
-    for path in ("/", "/runs", "/page/live"):
-        async with person.stream("GET", path, headers={"Origin": origin}) as response:
-            assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
 @pytest.mark.parametrize("tokens", [frozenset[str](), frozenset({"token.key"})], ids=["plain", "secret"])
@@ -137,22 +111,9 @@ async def test_events_tell_what_plays_now(served: Served, person: httpx2.AsyncCl
     await events.aclose()
 
 
-async def test_a_bounded_number_of_browsers_gets_events(
-    person: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(application, "MAX_STREAMS", 1)
-    events = snapshots(person)
-    await anext(events)
-    assert (await person.get("/page/live")).status_code == 503
-    await events.aclose()
-
-
 async def test_one_token_does_not_take_all_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "MAX_OWN_STREAMS", 1)
-    names = ("ann", "ben")
-    lines = [f"{name} {hashlib.sha256(name.encode()).hexdigest()} controller" for name in names]
-    (tmp_path / "tokens").write_text("\n".join(lines))
-    tokens = Tokens.read(tmp_path / "tokens")
+    tokens = tokens_of(tmp_path, ann="controller", ben="controller")
     async with (
         serving(tmp_path / "state", provider="host", page=True, tokens=tokens) as served,
         httpx2.AsyncClient(base_url=served.url, headers={**HTML, **OWN}) as ann,
@@ -200,15 +161,6 @@ async def test_a_run_is_pinned_and_deleted(served: Served, person: httpx2.AsyncC
     assert (await person.get("/runs/probe%20run")).status_code == 404
 
 
-async def test_a_run_is_ended_whole(served: Served, person: httpx2.AsyncClient) -> None:
-    started = [await start(served, "find-answer", labels={"run": "live run"}) for _ in range(2)]
-    form = {"run": "live run", "action": "end"}
-    assert "End the 2 live episodes" in (await person.post("/page/run", data=form)).text
-    await person.post("/page/run", data={**form, "sure": "yes"})
-    for episode in started:
-        await served.find(episode["episode"]).state.reach(Phase.ENDED)
-
-
 class OneEpisode:
     """A server that stops, so that a stream of events has one event at most, and plays one episode."""
 
@@ -234,9 +186,7 @@ ROLES = {"admin": "admin", "owner": "controller", "other": "controller", "gamer"
 
 async def test_nobody_learns_what_is_not_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "WRONG_SECONDS", 0.01)
-    lines = (f"{name} {hashlib.sha256(name.encode()).hexdigest()} {role}" for name, role in ROLES.items())
-    (tmp_path / "tokens").write_text("\n".join(lines))
-    tokens = Tokens.read(tmp_path / "tokens")
+    tokens = tokens_of(tmp_path, **ROLES)
     with Folder(tmp_path) as folder:
         handle = "abc123" * 8
         name = folder.add(

@@ -11,7 +11,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.labels import check_labels, read_label_header
 from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import connected, refused
 from tests.probe.serving import Served
@@ -87,7 +86,6 @@ async def test_a_tasks_address_takes_labels_as_parameters_and_in_the_header(
         ("lable=run=a", {}, "a task's address has no parameter 'lable'; it takes `label`"),
         ("seed=1", {}, "a task's address has no parameter 'seed'; it takes `label`"),
         ("", {"Decathlon-Labels": "run=%zz"}, "the label 'run': in a header, its value is percent-encoded"),
-        ("", {"Decathlon-Labels": "run=%ff"}, "the label 'run': in a header, its value is percent-encoded"),
     ],
 )
 async def test_a_tasks_address_refuses_what_it_does_not_know_and_starts_nothing(
@@ -103,11 +101,7 @@ async def test_a_tasks_address_refuses_what_it_does_not_know_and_starts_nothing(
 OVER_A_LIMIT: list[tuple[dict[str, Any], str]] = [
     ({f"name-{n}": "x" for n in range(17)}, "at most 16 labels, not 17"),
     ({"run": "x" * 201}, "the label 'run': a value has 1 to 200 characters, not 201"),
-    ({"run": ""}, "the label 'run': a value has 1 to 200 characters, not 0"),
-    ({"run": "a\nb"}, "the label 'run': its value has a control character"),
     ({"run": "a\u2028b"}, "the label 'run': its value has a control character"),
-    ({"run": "\x7f"}, "the label 'run': its value has a control character"),
-    ({"n" * 33: "a"}, f"the label '{'n' * 33}': a name has 1 to 32"),
     ({"": "a"}, "the label '': a name has 1 to 32"),
     ({"x" * 5000: "a"}, "the label of 5,000 characters: a name has 1 to 32"),
     ({f"name-{n}": "x" * 190 for n in range(11)}, "bytes, more than 2048"),
@@ -119,10 +113,3 @@ async def test_labels_over_a_limit_are_an_error_that_names_the_label(served: Ser
     async with connected(served.lobby) as lobby:
         for labels, message in OVER_A_LIMIT:
             assert message in await refused(lobby, "start_episode", task="say-answer", labels=labels)
-
-
-def test_as_many_labels_as_are_allowed_fit() -> None:
-    labels = {f"name-{n:02}": "ж" * 60 for n in range(16)}
-    assert check_labels(labels) == labels
-    assert read_label_header(", ".join(f"{name}=%D0%B6" for name in labels)) == dict.fromkeys(labels, "ж")
-    assert read_label_header(" , ") == {}

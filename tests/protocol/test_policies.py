@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import httpx2
@@ -18,10 +18,9 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.specification import Role
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.protocol.stdio import serve_lines
+from tests.http.messages import tokens_of
 from tests.probe.clients import ERAS, connected, start
 from tests.probe.serving import Served, serving
 
@@ -41,17 +40,11 @@ async def controlled(
         yield served
 
 
-class Secrets(dict[str, str]):
-    """The secret of each name's token."""
-
-
 @asynccontextmanager
-async def with_tokens(folder: Path, **settings: Any) -> AsyncGenerator[tuple[Served, Secrets]]:
-    created = {name: new_token(name, cast("Role", role)) for name, role in ROLES.items()}
-    file = folder / "tokens"
-    file.write_text("\n".join(line for _, line in created.values()))
-    async with serving(folder / "state", provider="host", tokens=Tokens.read(file), **settings) as served:
-        yield served, Secrets({name: secret for name, (secret, _) in created.items()})
+async def with_tokens(folder: Path, **settings: Any) -> AsyncGenerator[Served]:
+    tokens = tokens_of(folder, **ROLES)
+    async with serving(folder / "state", provider="host", tokens=tokens, **settings) as served:
+        yield served
 
 
 async def call(client: Client, tool: str, **arguments: Any) -> Any:
@@ -167,31 +160,30 @@ async def test_status_and_lists_contain_neither_verdict_nor_its_path(controlled:
         await call(lobby, "close_episode", episode=handle)
 
 
-@pytest.mark.parametrize("policy", ["visible", "meta"])
-async def test_the_log_contains_the_reward_only_with_policy_visible(
-    tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
+async def test_the_log_of_a_server_that_hides_rewards_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "decathlon")
-    async with serving(tmp_path, provider="host", reward=policy) as served:
+    async with serving(tmp_path, provider="host", reward="meta") as served:
         started = await start(served, "find-answer")
         async with connected(started["address"]) as client:
             await client.call_tool("evaluate", {})
     log = "".join(json.dumps(getattr(record, "fields", {}), default=str) for record in caplog.records)
-    assert ('"reward"' in log) is (policy == "visible")
+    assert '"reward"' not in log
     assert "verdict.json" not in log
     assert started["episode"] not in log
     assert started["agent"] not in log
 
 
 async def test_a_controllers_token_evaluates_and_a_players_token_plays(tmp_path: Path) -> None:
-    async with with_tokens(tmp_path, reward="controller") as (served, secrets):
-        async with connected(served.lobby, token=secrets["cleo"]) as lobby:
+    async with with_tokens(tmp_path, reward="controller") as served:
+        async with connected(served.lobby, token="cleo") as lobby:
             assert "evaluate" in await names(lobby)
             started = await call(lobby, "start_episode", task="find-answer")
-            async with connected(started["address"], token=secrets["cleo"]) as controller:
+            async with connected(started["address"], token="cleo") as controller:
                 assert "evaluate" in await names(controller)
             assert (await call(lobby, "evaluate", episode=started["episode"]))["reward"] == 0.0
-        async with connected(served.lobby, token=secrets["ada"]) as lobby:
+        async with connected(served.lobby, token="ada") as lobby:
             assert "evaluate" not in await names(lobby)
             assert "evaluate" not in (lobby.instructions or "")
             started = await call(lobby, "start_episode", task="find-answer")
@@ -199,33 +191,33 @@ async def test_a_controllers_token_evaluates_and_a_players_token_plays(tmp_path:
                 await lobby.call_tool("evaluate", {"episode": started["episode"]})
             with pytest.raises(MCPError, match="only a controller's token"):
                 await lobby.call_tool("claim_done", {"episode": started["episode"], "truncated": True})
-            async with connected(started["address"], token=secrets["ada"]) as player:
+            async with connected(started["address"], token="ada") as player:
                 await assert_cannot_evaluate(player)
-        async with connected(served.lobby, token=secrets["root"]) as lobby:
+        async with connected(served.lobby, token="root") as lobby:
             assert (await call(lobby, "evaluate", episode=started["episode"]))["reward"] == 0.0
 
 
 async def test_a_branch_is_not_more_open_than_its_server(tmp_path: Path) -> None:
     """Otherwise one open episode of earlier gives as many evaluations as its player likes."""
-    async with with_tokens(tmp_path, survives=True) as (served, secrets):
-        async with connected(served.lobby, token=secrets["ada"]) as lobby:
+    async with with_tokens(tmp_path, survives=True) as served:
+        async with connected(served.lobby, token="ada") as lobby:
             first = await call(lobby, "start_episode", task="find-answer")
             await call(lobby, "close_episode", episode=first["episode"])
-    async with with_tokens(tmp_path, survives=True, reward="controller") as (served, secrets):
+    async with with_tokens(tmp_path, survives=True, reward="controller") as served:
         branch = {"branch_of": first["episode"], "at": 0}
-        async with connected(served.lobby, token=secrets["ada"]) as lobby:
+        async with connected(served.lobby, token="ada") as lobby:
             with pytest.raises(MCPError, match="only a controller's token"):
                 await lobby.call_tool("start_episode", branch)
-        async with connected(served.lobby, token=secrets["root"]) as lobby:
+        async with connected(served.lobby, token="root") as lobby:
             assert (await call(lobby, "start_episode", **branch))["policy"] == "visible"
 
 
 async def test_only_the_agent_address_needs_no_token(tmp_path: Path) -> None:
     """An agent with a token could start other episodes and evaluate guesses there."""
-    async with with_tokens(tmp_path) as (served, secrets):
-        async with connected(served.lobby, token=secrets["cleo"]) as lobby:
+    async with with_tokens(tmp_path) as served:
+        async with connected(served.lobby, token="cleo") as lobby:
             started = await call(lobby, "start_episode", task="find-answer")
-            for token in (None, "nonsense", secrets["ada"], secrets["cleo"]):
+            for token in (None, "nonsense", "ada", "cleo"):
                 async with connected(started["agent_address"], "sessionless", token=token) as agent:
                     await assert_cannot_evaluate(agent)
                     assert (await agent.call_tool("probe__echo", {"text": "hi"})).content[0].text == "hi"  # pyright: ignore

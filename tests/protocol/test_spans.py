@@ -10,24 +10,21 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from mcp.shared.exceptions import MCPError
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.plugins.spans import ExportedSpans
 from decathlon_mcp.types import public_id
 from tests.driver.peer import until
-from tests.fakes.driver import FakeCall, FakeRun, ToolError
+from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import TASK
-from tests.http.restarting import RawSession, answer_of, ready_session
+from tests.http.restarting import answer_of, ready_session
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.clients import connected
 from tests.probe.serving import Served
-from tests.protocol.test_policies import in_memory_client
 
 pytestmark = pytest.mark.anyio
 
@@ -200,18 +197,6 @@ async def test_a_call_in_a_session_has_these_attributes(
     assert is_child(recorded.the("grade"), recorded.the("tools/call claim_done"))
 
 
-async def test_over_streams_every_call_has_one_span_too(tmp_path: Path, recorded: Recorded) -> None:
-    async with served_by_fake(tmp_path, provider(), spans=recorded.spans) as served:
-        async with in_memory_client(served.episodes, task=TASK) as client:
-            await client.call_tool("probe__echo", {"text": SECRET})
-            await client.call_tool("claim_done", {})
-            await client.call_tool("evaluate", {})
-    assert recorded.calls == [f"tools/call {name}" for name in ("probe__echo", "claim_done", "evaluate")]
-    assert attributes_of(recorded.the("tools/call probe__echo"))["network.transport"] == "pipe"
-    assert is_child(recorded.the("execute_tool echo"), recorded.the("tools/call probe__echo"))
-    assert is_child(recorded.the("grade"), recorded.the("tools/call claim_done"))
-
-
 async def test_the_parent_is_in_meta_and_a_header_is_a_link(
     served: Served, recorded: Recorded, http: httpx2.AsyncClient
 ) -> None:
@@ -234,19 +219,6 @@ async def test_the_parent_is_in_meta_and_a_header_is_a_link(
     assert parents == [in_meta, in_meta, in_header, None, None, None]
     links = [[f"{link.context.span_id:016x}" for link in span.links] for span in spans]
     assert links == [[], [in_header], [], [], [], []]
-
-
-async def test_the_tasks_server_gets_the_span_of_the_call_as_parent(
-    served: Served, recorded: Recorded, http: httpx2.AsyncClient
-) -> None:
-    session = await ready_session(http, served)
-    message = called("probe__echo", meta={"traceparent": PARENT, "a/b": 1})
-    answer = answer_of(await http.post(session.url, json=message, headers=session.headers))
-    meta = json.loads(answer["result"]["content"][0]["text"])["_meta"]
-    context = context_of(recorded.the("tools/call probe__echo"))
-    assert meta["traceparent"] == f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
-    assert f"{context.trace_id:032x}" == PARENT.split("-")[1]
-    assert meta["a/b"] == 1
 
 
 async def test_errors_are_named_without_their_messages(
@@ -285,51 +257,3 @@ async def test_a_call_that_its_client_cancels_is_an_error(
         tasks.cancel_scope.cancel()
     assert attributes_of(recorded.the("tools/call probe__hang"))["error.type"] == "cancelled"
     assert attributes_of(recorded.the("execute_tool hang"))["error.type"] == "driver_error"
-
-
-async def test_requests_for_the_same_call_have_spans_but_the_call_only_one(
-    tmp_path: Path, recorded: Recorded, http: httpx2.AsyncClient
-) -> None:
-    finish = anyio.Event()
-
-    async def slow(call: FakeCall) -> str:
-        await finish.wait()
-        return "done"
-
-    async def ask(session: RawSession, request_id: int) -> None:
-        message = called("probe__slow", request_id, meta={"decathlon/operation": SECRET})
-        answer = answer_of(await http.post(session.url, json=message, headers=session.headers))
-        assert answer["result"]["content"][0]["text"] == "done"
-
-    slow_provider = FakeProvider(tools={"probe": {"slow": slow}})
-    async with served_by_fake(tmp_path, slow_provider, spans=recorded.spans) as served:
-        session = await ready_session(http, served)
-        (episode,) = served.episodes.live
-        async with anyio.create_task_group() as tasks:
-            for request_id in (21, 22):
-                tasks.start_soon(ask, session, request_id)
-            await until(lambda: len(callers_of(episode)) == 2)
-            finish.set()
-        await ask(session, 23)
-    assert len(recorded.named("tools/call probe__slow")) == 3
-    assert len(recorded.named("execute_tool slow")) == 1
-
-
-def callers_of(episode: Episode) -> Sequence[object]:
-    """The requests that wait for the episode's calls."""
-    return [caller for call in episode.calls.unanswered for caller in call.waiters]
-
-
-async def test_a_set_up_that_fails_is_an_error(tmp_path: Path, recorded: Recorded) -> None:
-    def run(request: FakeRun) -> int:
-        return 3
-
-    async with served_by_fake(tmp_path, provider(run=run), spans=recorded.spans) as served:
-        async with connected(served.lobby) as lobby:
-            with pytest.raises(MCPError):
-                await lobby.call_tool("start_episode", {"task": "failing-preprocess"})
-        await until(lambda: not served.episodes.live)
-    assert attributes_of(recorded.the("set_up"))["error.type"] == "set_up_failed"
-    assert attributes_of(recorded.the("tools/call start_episode"))["error.type"] == "-32010"
-    assert recorded.the("set_up").events == ()
-    assert recorded.named("grade") == []

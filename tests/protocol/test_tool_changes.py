@@ -21,15 +21,14 @@ async def names(client: Client) -> list[str]:
     return [tool.name for tool in (await client.list_tools(cache_mode="refresh")).tools]
 
 
-@pytest.mark.parametrize("address", ["task", "sessionless", "lobby"])
+@pytest.mark.parametrize("address", ["sessionless", "lobby"])
 async def test_the_list_stays_and_each_change_is_a_note(served: Served, address: str) -> None:
     changes = list[str]()
 
     async def on_message(message: Any) -> None:
         changes.append(str(getattr(message, "method", None)))
 
-    url = {"task": served.task("find-answer"), "lobby": served.lobby}.get(address)
-    url = url or (await start(served, "find-answer"))["address"]
+    url = served.lobby if address == "lobby" else (await start(served, "find-answer"))["address"]
     era = "sessionless" if address == "sessionless" else "handshake"
     async with connected(url, era, message_handler=on_message) as client:
         capabilities = client.server_capabilities

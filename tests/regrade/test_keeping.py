@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
 from pathlib import Path
 
-import anyio
 import pytest
 
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.plugins.regrade.regrading import is_open, read_kept
+from decathlon_mcp.plugins.regrade.regrading import read_kept
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
+from tests.episodes.environment import TOOLS, exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
 
@@ -59,17 +56,6 @@ async def test_everything_is_there_when_the_evaluator_starts(tmp_path: Path) -> 
     assert list(kept.attempt.tools) == ["probe"]
 
 
-async def test_an_attempt_that_is_not_claimed_keeps_no_workspace(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), keep="workspace") as registry:
-        episode = registry.start("find-answer", CLIENT)
-        await episode.ready()
-        assert is_open(episode.files.folder)
-        episode.close()
-        await ended(episode)
-    assert kept_names(episode) == set()
-    assert not is_open(episode.files.folder)
-
-
 async def test_nothing_is_kept_on_a_nearly_full_disk_and_the_verdict_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,29 +83,3 @@ async def test_a_task_folder_over_the_workspace_limit_is_not_kept(tmp_path: Path
         episode = registry.start("made-answer", CLIENT)
         assert (await episode.evaluate()).reward == 1.0
     assert kept_names(episode) == set()
-
-
-async def test_files_before_preprocess_are_noted_as_they_were_unpacked(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path)
-    answer = suite / "tasks/probe/made-answer/groundtruth_workspace/answer.txt"
-    entered, proceed = anyio.Event(), anyio.Event()
-
-    async def run(request: FakeRun) -> int:
-        if any("preprocess" in word for word in request.argv):
-            entered.set()
-            await proceed.wait()
-        return 0
-
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider, suite=suite, keep="workspace") as registry:
-        episode = registry.start("made-answer", CLIENT)
-        await entered.wait()
-        # Somebody edits the checkout while preprocess runs.
-        shutil.rmtree(answer.parent)
-        proceed.set()
-        await episode.ready()
-        noted = json.loads((episode.files.folder / "sealed.json").read_text())["files"]
-        episode.close()
-        await ended(episode)
-    assert {"groundtruth_workspace/answer.txt", "evaluation/main.py", "evaluation"} <= noted.keys()
-    assert noted["evaluation"] == "folder"

@@ -164,7 +164,3 @@ async def test_a_handle_that_is_no_name_deletes_nothing(store: Store, folder: Pa
     (tmp_path / "outside").mkdir()
     assert await delete_old_episodes(store, folder, -1) == 1
     assert {"outside", "episodes"} <= set(names_in(tmp_path))
-
-
-async def test_a_missing_folder_is_no_error(store: Store, folder: Path) -> None:
-    assert await delete_old_episodes(store, folder, 1) == 0

@@ -230,24 +230,6 @@ def test_one_trace_leads_from_the_clients_span_to_the_call_in_the_sandbox(
     assert spans["grade"].attributes["gen_ai.evaluation.score.label"] == "fail"
 
 
-def test_with_an_sdk_that_sends_no_trace_context_the_client_does(observed: Observed, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=INSTALL_SECONDS)
-    python = tmp_path / "venv" / "bin" / "python"
-    packages = (str(REPOSITORY), "mcp<2", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
-    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
-    subprocess.run(pip, check=True, timeout=INSTALL_SECONDS)
-    before = len(traces_named(observed.spans(), "attempt"))
-    observed.play(tmp_path, python)
-    until(lambda: len(traces_named(observed.spans(), "attempt")) > before, "the client's spans did not come")
-
-    def last() -> dict[str, list[str]]:
-        return parents_in(traces_named(observed.spans(), "attempt")[-1])
-
-    until(lambda: "grade" in last(), "the server's spans did not come")
-    assert last()["tools/call files__list_directory"] == ["attempt"]
-    assert last()["execute_tool list_directory"] == ["tools/call files__list_directory", "attempt"]
-
-
 def expressions() -> list[tuple[str, str]]:
     """The dashboard's queries, with the titles of their panels and with values for its variables."""
     panels = json.loads(DASHBOARD.read_text())["panels"]

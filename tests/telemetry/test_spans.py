@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.errors import SettingsError
@@ -47,11 +46,6 @@ def test_a_server_without_spans_imports_no_sdk_of_opentelemetry() -> None:
     assert subprocess.run((sys.executable, "-c", code), check=False).returncode == 0
 
 
-async def test_without_the_setting_there_are_no_spans(tmp_path: Path) -> None:
-    async with bootstrap(settings_in(tmp_path)) as registry:
-        assert registry.spans is None
-
-
 async def test_a_server_that_lacks_the_sdk_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +59,6 @@ async def test_a_server_that_lacks_the_sdk_says_how_to_install_it(
     ("name", "value", "message"),
     [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: only http/protobuf"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json"),
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1000000", "a variable OTEL_.* does not fit: max_export"),
     ],
 )
@@ -93,15 +86,3 @@ async def test_a_collector_that_does_not_answer_holds_up_neither_a_server_nor_it
     with anyio.fail_after(5):
         while any("Otel" in thread.name for thread in threading.enumerate()):  # noqa: ASYNC110  (a thread has no event)
             await anyio.sleep(0.05)
-
-
-async def test_the_service_has_its_name_unless_the_environment_gives_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for variable, expected in ((None, "decathlon-mcp"), ("lab", "lab")):
-        if variable is not None:
-            monkeypatch.setenv("OTEL_SERVICE_NAME", variable)
-        async with exported_spans() as spans:
-            span = spans.tracer.start_span("call")
-            assert isinstance(span, ReadableSpan)
-            assert span.resource.attributes["service.name"] == expected
