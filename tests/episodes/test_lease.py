@@ -11,7 +11,6 @@ import pytest
 
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.specification import EpisodeLimits
-from decathlon_mcp.episodes.state import Ending
 
 pytestmark = pytest.mark.anyio
 
@@ -30,15 +29,6 @@ LONG = EpisodeLimits(
 
 def new_lease(**seconds: float) -> Lease:
     return Lease(replace(LONG, **seconds))
-
-
-async def expires(lease: Lease) -> Ending:
-    """Wait until the lease expires, and return why."""
-    with anyio.fail_after(5), lease.limit() as scope:
-        await anyio.sleep_forever()
-    assert scope.cancelled_caught
-    assert not lease.expired, "it is over with the body"
-    return lease.ending
 
 
 async def test_the_grace_waits_for_requests_in_progress_and_only_their_answers_end_it() -> None:
@@ -69,15 +59,3 @@ async def test_a_client_that_no_longer_waits_is_lost_only_until_the_episode_is_r
     assert lease.deadline > anyio.current_time() + 60
     lease.lose_client(until_ready=True)
     assert lease.deadline > anyio.current_time() + 60
-
-
-async def test_a_request_during_the_removal_does_not_change_why_the_lease_expired() -> None:
-    lease = new_lease(grace_seconds=0.05)
-    lease.lose_client()
-    with anyio.fail_after(5), lease.limit():
-        try:
-            await anyio.sleep_forever()
-        finally:
-            lease.acquire().release()
-            lease.mark_used()
-            assert lease.ending is Ending.CLIENT_LOST

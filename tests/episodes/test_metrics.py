@@ -44,14 +44,3 @@ async def test_a_call_without_a_reply_is_counted_as_lost_or_cancelled(tmp_path: 
         assert value(registry, "tool_call_seconds_count", hop="driver") == 2
         assert value(registry, "tool_call_seconds_count", hop="request") == 0
         assert value(registry, "evaluations_total", suite="probe", status=verdict.status) == 1
-
-
-async def test_a_refused_start_is_not_counted(tmp_path: Path) -> None:
-    async with running_registry(
-        tmp_path, FakeProvider(tools=TOOLS), max_sandboxes=1, max_queue=0
-    ) as registry:
-        registry.start("find-answer", CLIENT)
-        for task in ("find-answer", "made-up"):
-            with pytest.raises(DecathlonError):
-                registry.start(task, CLIENT)
-        assert value(registry, "episodes_started_total", suite="probe") == 1

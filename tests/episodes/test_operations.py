@@ -23,8 +23,7 @@ from decathlon_mcp.episodes.call import (
     Waiter,
     call_digest,
 )
-from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.storage.trajectory import MAX_KEYS, RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_json
 from tests.episodes.crashing_server import STEPS
 
@@ -72,19 +71,6 @@ def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_pa
         assert found["replies"][0] == "run 2" or "closed" in found["replies"][0]
         assert found["replies"][3] == "run 1"
         assert len(found["records"]) == found["calls"]
-
-
-@pytest.mark.anyio
-async def test_the_oldest_operations_are_forgotten() -> None:
-    known, digest = KnownCalls(), call_digest("tool", b"{}")
-    for number in range(MAX_KEYS + 1):
-        known.remember(number + 1, digest, (str(number),))
-    assert await known.find(RequestKeys("0"), digest) is None
-    found = await known.find(RequestKeys("1"), digest)
-    assert found is not None
-    assert (found.seq, found.is_ended) == (2, True)
-    with pytest.raises(BadRequestError, match="'1' was another call"):
-        await known.find(RequestKeys("1"), call_digest("tool", b'{"x":1}'))
 
 
 def noted(number: int, size_bytes: int = 0) -> Notification:

@@ -9,7 +9,6 @@ import pytest
 
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import registry as registry_module
-from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import (
@@ -48,22 +47,6 @@ async def test_a_task_with_a_missing_requirement_is_refused_and_names_it(tmp_pat
                 refused()
             assert len(error.value.data["missing"]) == 1
         registry.refuse_unless_startable("find-answer", ADA)
-        assert registry.admission.active == 0
-
-
-async def test_an_episode_that_cannot_be_stored_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a full disk, each refused start would take more of it."""
-    async with running_registry(tmp_path, FakeProvider()) as registry:
-
-        def refuse(*arguments: object) -> None:
-            raise AtCapacityError("the disk is full")
-
-        monkeypatch.setattr(EpisodeRecords, "insert", refuse)
-        with pytest.raises(AtCapacityError, match="the disk is full"):
-            registry.start("find-answer", ADA)
-        assert list(registry.options.journals.iterdir()) == []
         assert registry.admission.active == 0
 
 
@@ -109,22 +92,10 @@ async def test_only_the_owner_and_administrators_find_an_episode(tmp_path: Path)
         for episode_id, principal in ((episode.id, BOB), (episode.id, NOBODY), ("0" * 48, ADA)):
             with pytest.raises(UnknownEpisodeError):
                 registry.find(episode_id, principal)
-
-
-async def test_an_agent_id_gives_access_without_a_token_but_is_no_handle(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
-        episode = registry.start("find-answer", ADA)
-        with pytest.raises(UnknownEpisodeError):
-            registry.find(episode.spec.agent_id, ADA)
-        assert registry.agent_access(episode.id) is None
-        by_agent_id, by_handle = (
-            registry.access(episode.spec.agent_id, NOBODY),
-            registry.access(episode.id, ADA),
-        )
-        assert (by_agent_id.episode, by_agent_id.can_evaluate) == (episode, False)
-        assert (by_handle.episode, by_handle.can_evaluate) == (episode, True)
-        with pytest.raises(UnknownEpisodeError):
-            registry.access(episode.id, BOB)
+        other, second = registry.start("find-answer", BOB), registry.start("find-answer", ADA)
+        assert registry.owned_by(ADA) == [second, episode]
+        assert registry.owned_by(ADMIN) == [second, other, episode]
+        assert registry.owned_by(NOBODY) == []
 
 
 async def test_a_principal_lists_its_own_episodes_newest_first(tmp_path: Path) -> None:
