@@ -280,47 +280,18 @@ def external_merge(folder: Path, program: str) -> tuple[str, ...]:
 
 ATTACKS: dict[str, Prepare] = {
     "fsmonitor": setting("core.fsmonitor", "status"),
-    "external-diff": setting("diff.external", "diff"),
-    "pager": setting("core.pager", "--paginate", "log"),
-    "pager-of-a-command": setting("pager.log", "--paginate", "log"),
     "alias": setting("alias.release", "release", value="!{program}"),
     "signature": signed(("log.showSignature", "true"), ("gpg.program", "{program}")),
-    "signature-openpgp": signed(("log.showSignature", "true"), ("gpg.openpgp.program", "{program}")),
     "ssh-command": setting("core.sshCommand", "ls-remote", "ssh://example.invalid/a"),
-    "git-proxy": setting("core.gitProxy", "ls-remote", "git://example.invalid/a"),
-    "editor": setting("core.editor", "commit", "--amend"),
-    "sequence-editor": setting("sequence.editor", "rebase", "-i", "--autostash", "HEAD~1"),
-    "credential-helper": setting("credential.helper", "credential", "fill", value="!{program}"),
     "hooks-path": setting("core.hooksPath", "status", value="{program}.d"),
-    "alternate-refs": setting("core.alternateRefsCommand", "fetch", "."),
-    "instead-of": setting("url.ext::{program}.insteadOf", "ls-remote", "https://a/b", value="https://"),
-    "trailer": setting("trailer.a.command", "interpret-trailers", "--trailer", "a", "file.txt"),
     "textconv": attribute(
         "*.txt diff=evil\n", ("diff.evil.textconv", "{program}"), command=("diff",), file=".gitattributes"
-    ),
-    "diff-command": attribute(
-        "*.txt\tdiff=evil\n",
-        ("diff.evil.command", "{program}"),
-        command=("diff",),
-        file=".git/info/attributes",
     ),
     "clean-filter": attribute(
         "*.txt filter=evil\n", ("filter.evil.clean", "{program}"), command=("diff",), file=".gitattributes"
     ),
-    "process-filter": attribute(
-        "*.txt filter=lfs\n", ("filter.lfs.process", "{program}"), command=("diff",), file=".gitattributes"
-    ),
-    "attributes-file": attribute(
-        "*.txt diff=evil\n",
-        ("diff.evil.textconv", "{program}"),
-        ("core.attributesFile", "other"),
-        command=("diff",),
-        file="other",
-    ),
     "merge-driver": external_merge,
-    "merge-tool": setting("mergetool.a.cmd", "mergetool", "--tool", "a"),
     "include": included("include.path"),
-    "conditional-include": included("includeIf.gitdir:/.path"),
     "hook": hook,
     "linked-hooks": linked_hooks,
     "linked-config": linked_config,
@@ -335,12 +306,6 @@ ATTACKS: dict[str, Prepare] = {
     "upload-pack": upload_pack,
     "legacy-remote": legacy_remote,
 }
-NEEDS_MORE = {"alternate-refs", "credential-helper", "merge-tool", "trailer", "sequence-editor", "pager"} | {
-    "pager-of-a-command",
-    "instead-of",
-    "attributes-file",
-}
-"""Attacks that do not work in this test even without the filter, because they need a terminal or input."""
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -364,8 +329,7 @@ def test_git_runs_no_program_of_the_repository(workspace: Path, tmp_path: Path, 
     (tmp_path / "before").rename(workspace)
     os.utime(folder / "file.txt", (1, 1))
     git(folder, *command)
-    if name not in NEEDS_MORE:
-        assert mark.exists(), "the attack does not work, so that this test shows nothing"
+    assert mark.exists(), "the attack does not work, so that this test shows nothing"
 
 
 def test_changes_are_reported(workspace: Path, tmp_path: Path) -> None:
@@ -437,10 +401,7 @@ def test_large_configurations_are_emptied(workspace: Path, tmp_path: Path) -> No
     "text",
     [
         "[core]\n\tbare = false\n[core\n\tpager = x\n",
-        "[core]\n\tbare = false\n\tpager x\n",
         '[core]\n\tbare = false\n\teol = "x\n\tpager = x\n',
-        "[core]\n\tbare = false\n\teol = \\x\n\tpager = x\n",
-        "[core]\n\tbare = false\n1 = 2\n[core]\n\tpager = x\n",
         "[core]\n\tbare = false\n\teol = x\\",
     ],
 )
@@ -454,13 +415,10 @@ def test_configuration_is_kept_up_to_what_is_not_valid(text: str) -> None:
     "text",
     [
         "[" * 260_000,
-        "[a]\n" * 60_000,
-        "#\n" * 130_000,
         "[a]b=" + "\\\n" * 120_000,
         '[a]b="' + " " * 260_000,
-        "[a]b" + "\t" * 260_000,
     ],
-    ids=["brackets", "sections", "comments", "continued", "quoted", "tabs"],
+    ids=["brackets", "continued", "quoted"],
 )
 def test_reading_a_configuration_takes_little_time(text: str) -> None:
     started = time.process_time()

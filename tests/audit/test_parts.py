@@ -68,11 +68,6 @@ def test_tools_that_write_read_and_remove_are_told_apart() -> None:
     assert list(map(is_removing, (write, read, remove))) == [False, False, True]
 
 
-def test_what_a_tool_says_of_itself_counts_more_than_its_name() -> None:
-    assert not is_reading(tool("shop__get_order", annotations={"readOnlyHint": False}))
-    assert is_reading(tool("shop__order", annotations={"readOnlyHint": True}))
-
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
@@ -88,17 +83,12 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_calls_fit_the_schema_and_are_the_same_for_the_same_seed(seed: int) -> None:
     described = Tool.read({"name": "a__b", "inputSchema": SCHEMA})
     arguments = CallMaker(str(seed), ["a.csv"]).arguments(described)
     jsonschema.validate(arguments, SCHEMA)
     assert CallMaker(str(seed), ["a.csv"]).arguments(described) == arguments
-
-
-def test_a_schema_that_names_itself_ends() -> None:
-    schema = {"type": "object", "properties": {"child": {"$ref": "#"}}, "required": ["child"]}
-    assert CallMaker("1", []).arguments(Tool.read({"name": "a__b", "inputSchema": schema}))
 
 
 def test_answers_are_what_nobody_can_know() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -63,19 +62,6 @@ async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Pa
                 break
             except OSError:
                 await anyio.sleep(0.05)
-
-
-async def test_a_request_that_the_proxy_refuses_is_an_error(tmp_path: Path) -> None:
-    async with proxy(tmp_path) as running:
-        with pytest.raises(OSError, match="no such file"):
-            await running.open(spec("one", "replay"))
-
-
-async def test_no_connection_without_a_proxy() -> None:
-    options = ProxyOptions(program=PROGRAM, state=Path("/"), configuration=Configuration({}, 1, 1))
-    with pytest.raises(ConnectionRefusedError) as refused:
-        await WebProxy(options).connect("one", "proxy")
-    assert refused.value.errno == errno.ECONNREFUSED
 
 
 async def test_a_program_that_does_not_start_is_an_error_with_its_output(
