@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from collections.abc import Callable
@@ -62,16 +63,6 @@ def test_names_contents_and_links_are_read(name: str, form: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "group", "mtime"), [(1234, 56, 0), (0o7777777, 0o1000000, 8**11 - 1), (8**8, 8**7, 8**12)]
-)
-def test_numbers_are_read_in_digits_and_in_bytes(user: int, group: int, mtime: int) -> None:
-    file = tarfile.TarInfo("file")
-    file.uid, file.gid, file.mtime = user, group, mtime
-    ((member, _),) = read(tar_of((file, b"")))
-    assert (member.user, member.group, member.mtime) == (user, group, mtime)
-
-
-@pytest.mark.parametrize(
     "record",
     [
         b"x path=a\n",
@@ -91,7 +82,7 @@ def test_malformed_record_of_an_extended_header_is_broken(record: bytes) -> None
             read(tar_of((header, body), (tarfile.TarInfo("file"), b"")))
 
 
-@pytest.mark.parametrize("compress", [bytes])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
 @pytest.mark.parametrize("keep", [100, 1500])
 def test_truncated_archive_is_broken(compress: Callable[[bytes], bytes], keep: int, tmp_path: Path) -> None:
     archive = tar_of((tarfile.TarInfo("a"), b"1" * 2000))[:keep]

@@ -136,22 +136,6 @@ def setting(key: str, *command: str, value: str = "{program}") -> Prepare:
     return prepare
 
 
-def signed(*keys: tuple[str, str]) -> Prepare:
-    def prepare(folder: Path, program: str) -> tuple[str, ...]:
-        commit = git(folder, "cat-file", "commit", "HEAD").replace(
-            "\n\n", "\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----\n\n", 1
-        )
-        file = folder / "commit"
-        file.write_text(commit)
-        git(folder, "update-ref", "HEAD", git(folder, "hash-object", "-t", "commit", "-w", "commit").strip())
-        file.unlink()
-        for key, value in keys:
-            git(folder, "config", key, value.format(program=program))
-        return ("log", "-1")
-
-    return prepare
-
-
 def attribute(line: str, *settings: tuple[str, str], command: tuple[str, ...], file: str) -> Prepare:
     def prepare(folder: Path, program: str) -> tuple[str, ...]:
         (folder / file).parent.mkdir(exist_ok=True)
@@ -242,24 +226,6 @@ def quoted_value(folder: Path, program: str) -> tuple[str, ...]:
     return ("status",)
 
 
-def promisor(folder: Path, program: str) -> tuple[str, ...]:
-    git(folder, "config", "core.repositoryformatversion", "1")
-    for key, value in (
-        ("extensions.partialClone", "origin"),
-        ("remote.origin.promisor", "true"),
-        ("remote.origin.url", f"ext::{program}"),
-        ("protocol.ext.allow", "always"),
-    ):
-        git(folder, "config", key, value)
-    return ("cat-file", "-p", "1" * 40)
-
-
-def upload_pack(folder: Path, program: str) -> tuple[str, ...]:
-    git(folder, "config", "remote.origin.url", str(folder))
-    git(folder, "config", "remote.origin.uploadpack", program)
-    return ("ls-remote", "origin")
-
-
 def legacy_remote(folder: Path, program: str) -> tuple[str, ...]:
     (folder / ".git/remotes").mkdir()
     (folder / ".git/remotes/old").write_text(f"URL: ext::{program}\n")
@@ -267,30 +233,12 @@ def legacy_remote(folder: Path, program: str) -> tuple[str, ...]:
     return ("ls-remote", "old")
 
 
-def external_merge(folder: Path, program: str) -> tuple[str, ...]:
-    git(folder, "checkout", "-q", "--", ".")
-    git(folder, "checkout", "-q", "-b", "other", "HEAD~1")
-    (folder / "file.txt").write_text("other\n")
-    (folder / ".git/info").mkdir(exist_ok=True)
-    git(folder, "commit", "-q", "-am", "other")
-    (folder / ".git/info/attributes").write_text("*.txt merge=evil\n")
-    git(folder, "config", "merge.evil.driver", program)
-    return ("merge", "main")
-
-
 ATTACKS: dict[str, Prepare] = {
     "fsmonitor": setting("core.fsmonitor", "status"),
-    "alias": setting("alias.release", "release", value="!{program}"),
-    "signature": signed(("log.showSignature", "true"), ("gpg.program", "{program}")),
-    "ssh-command": setting("core.sshCommand", "ls-remote", "ssh://example.invalid/a"),
     "hooks-path": setting("core.hooksPath", "status", value="{program}.d"),
     "textconv": attribute(
         "*.txt diff=evil\n", ("diff.evil.textconv", "{program}"), command=("diff",), file=".gitattributes"
     ),
-    "clean-filter": attribute(
-        "*.txt filter=evil\n", ("filter.evil.clean", "{program}"), command=("diff",), file=".gitattributes"
-    ),
-    "merge-driver": external_merge,
     "include": included("include.path"),
     "hook": hook,
     "linked-hooks": linked_hooks,
@@ -302,8 +250,6 @@ ATTACKS: dict[str, Prepare] = {
     "odd-syntax": odd_syntax,
     "dotted-section": dotted_section,
     "quoted-value": quoted_value,
-    "promisor": promisor,
-    "upload-pack": upload_pack,
     "legacy-remote": legacy_remote,
 }
 

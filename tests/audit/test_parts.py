@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -132,16 +130,6 @@ def test_names_in_an_attack_cannot_leave_their_quotes() -> None:
     text = shell_command(first, root="/r", task="/r/it's", workspace="/r/w", outputs=["a'; touch x; '"])
     assert "TASK=" + quote("/r/it's") in text
     assert "touch x" not in text  # a name with a blank is left out
-
-
-def test_the_digest_of_a_file_that_is_there_is_no_answer(tmp_path: Path) -> None:
-    """A tool may say it of any file."""
-    shutil.copytree(SUITE, tmp_path / "suite")
-    task = tmp_path / "suite/tasks/planted/leaky"
-    story = (task / "initial_workspace/story.txt").read_bytes()
-    (task / "groundtruth_workspace/answer.txt").write_text(hashlib.sha256(story).hexdigest())
-    suite = load_suite(str(tmp_path / "suite"), "en")
-    assert not read_answers(suite, suite.task("leaky"), "").parts
 
 
 def test_a_task_whose_attacks_were_interrupted_is_sound_so_far(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.plugins.regrade.kept_attempts import KeptAttempt
 from decathlon_mcp.sandboxes import machine_limits
-from tests.episodes.environment import TOOLS, exits_with, running_registry, suite_with
+from tests.episodes.environment import TOOLS, exits_with, running_registry
 from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
@@ -38,16 +38,6 @@ async def test_the_memory_of_agents_is_merged_and_that_of_graders_is_not(tmp_pat
         assert verdict.to_json()["dense"]
         kept = tmp_path / "state" / "episodes" / episode.id / "attempt.json"
         assert KeptAttempt.parse(json.loads(kept.read_text())).attempt.facts.dense
-
-
-async def test_a_sandbox_in_which_its_task_is_graded_is_not_dense(tmp_path: Path) -> None:
-    suite = suite_with(tmp_path, tasks={"find-answer": {"in_place": True}})
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, suite=suite, merge_pages=True) as registry:
-        verdict = await registry.start("find-answer", PLAYER).evaluate()
-        assert verdict.in_place
-        assert not verdict.dense
-        assert merging(provider) == {"agent": (False, False)}
 
 
 async def test_an_episode_opens_when_there_is_memory_again(

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.specification import Instant
 from decathlon_mcp.plugins.retention import remove_unnamed_tools
 from tests.probe.clients import playing, start
 from tests.probe.serving import Served, serving
@@ -90,27 +87,3 @@ async def test_a_list_of_tools_is_removed_when_no_trajectory_names_it(served: Se
     # The next episode with these tools writes the list again.
     await start(served, "find-answer")
     assert file.exists()
-
-
-@pytest.mark.parametrize(("hours", "restarted"), [(10, False), (-10, True)])
-async def test_seconds_of_an_attempt_do_not_depend_on_the_clock_that_is_set(
-    served: Served, hours: int, restarted: bool
-) -> None:
-    async with playing(served, "find-answer", "task") as player:
-        await player.call("probe__read", path="notes.txt")
-        episode = served.find(player.episode_id)
-        progress = episode.records.progress
-        assert progress.ready_at is not None
-        # As if the clock had been set back or forward since.
-        episode.records.progress = replace(
-            progress,
-            ready_at=progress.ready_at + timedelta(hours=hours),
-            ready=Instant("another start", 1e9) if restarted else progress.ready,
-        )
-        result = await player.client.call_tool("evaluate", {})
-    assert result.structured_content is not None
-    seconds = result.structured_content["metrics"]["seconds"]
-    if restarted:
-        assert seconds == episode.spec.limits.episode_seconds
-    else:
-        assert 0 < seconds < 600

@@ -50,10 +50,9 @@ from decathlon_mcp.storage.trajectory import LoggedCalls, RequestKeys, Trajector
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory, suite_with
+from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory
 from tests.fakes.driver import FakeCall, Handler
 from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
-from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio
 
@@ -69,9 +68,7 @@ async def recovered(
     *,
     task: str = "find-answer",
     suite: str | None = None,
-    path: Path | str = SUITE,
     verdict: JsonObject | None = None,
-    has_file: bool = True,
     agent: SandboxRow | None = None,
     machine: FakeMachine | None = None,
     tools: Mapping[str, Mapping[str, Handler]] = TOOLS,
@@ -80,15 +77,14 @@ async def recovered(
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A registry that has taken over one episode, which a dead server left like this.
 
-    `suite`: the name of another one than that at `path`. `has_file`: whether that server's lock file is still
-    there. `agent`: the row of the agent's sandbox, which is on `machine`. `write`: writes its trajectory,
-    which is then damaged by `damage`.
+    `suite`: the name of another one than the probe suite's. `agent`: the row of the agent's sandbox, which is
+    on `machine`. `write`: writes its trajectory, which is then damaged by `damage`.
     """
     state = tmp_path / "state"
     settings = read_settings({"state": state})
     create_state_folder(state)
     provider = FakeProvider(tools=tools, run=exits_with(0), machine=machine)
-    factory = replace(sandbox_factory(tmp_path, provider, suite=path), reconnect=ReconnectPolicy(60, 2))
+    factory = replace(sandbox_factory(tmp_path, provider), reconnect=ReconnectPolicy(60, 2))
     limits = create_registry(Catalogue([]), {}, settings, tmp_path).options.limits
     with Store.open(state, "dead") as store:
         store.insert_episode(
@@ -123,8 +119,7 @@ async def recovered(
     trajectory.close()
     damage(trajectory.file)
     (state / "servers").mkdir(exist_ok=True)
-    if has_file:
-        (state / "servers" / "dead").write_text('{"survives": true}')
+    (state / "servers" / "dead").write_text('{"survives": true}')
     scratch = state / "scratch" / "own"
     scratch.mkdir()
     factories = {factory.suite.name: factory}
@@ -132,7 +127,7 @@ async def recovered(
         instance_lock(state, Server(serves=True, survives=True)) as lock,
         Store.open(state, lock.name) as store,
     ):
-        assert lock.dead == (["dead"] if has_file else [])
+        assert lock.dead == ["dead"]
         registry = create_registry(Catalogue([factory.suite]), factories, settings, scratch, store)
         recovery = Recovery(registry, lock, [provider], scratch)
         async with provider, registry.running():
@@ -155,17 +150,6 @@ async def test_episode_that_was_queued_is_set_up(tmp_path: Path) -> None:
             await only(registry).state.reach(Phase.READY)
         assert await only(registry).claim_done(None)
         assert (await only(registry).evaluate()).reward == 1.0
-
-
-async def test_episode_that_was_being_closed_ends_as_closed(tmp_path: Path) -> None:
-    for number, phase in enumerate((Phase.QUEUED, Phase.READY)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        progress: JsonObject = {"requested_ending": str(Ending.CLOSED)}
-        async with recovered(folder, phase, progress) as registry:
-            with anyio.fail_after(10):
-                await ended(only(registry))
-            assert only(registry).state.ending is Ending.CLOSED
 
 
 def replace_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -223,15 +207,6 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
             await make_call(each, "probe__echo", CallParams.of({}))
 
 
-async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
-    progress: JsonObject = {"ready_at": "2026-01-01T00:00:00+00:00", "opened_at": 1e12, "agent": "gone-agent"}
-    async with recovered(tmp_path, Phase.READY, progress) as registry:
-        with anyio.fail_after(10):
-            await ended(only(registry))
-        assert only(registry).state.ending is Ending.SANDBOX_LOST
-        assert recoveries(registry) == {"ended": 1}
-
-
 @pytest.mark.parametrize(
     ("phase", "gone", "why"),
     [
@@ -249,15 +224,6 @@ async def test_episode_whose_task_is_not_served_any_more_is_lost_and_has_a_verdi
         assert verdict is not None
         assert verdict.task == "no-such-task"
         assert verdict.suite == gone.get("suite", registry.catalogue.suites[0].name)
-
-
-async def test_episode_whose_task_is_broken_now_is_lost_and_has_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = suite_with(tmp_path)
-    (folder / "tasks/probe/find-answer/evaluation/main.py").unlink()
-    async with recovered(tmp_path, Phase.READY, progress_in(Phase.READY), path=folder) as registry:
-        await assert_lost(registry, monkeypatch, "this file does not exist")
 
 
 @pytest.mark.parametrize("phase", [Phase.OPENING, Phase.CLAIMED])
@@ -281,13 +247,6 @@ async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path
             await ended(only(registry))
     written = (registry.folder(HANDLE) / "verdict.json").read_text()
     assert Verdict.model_validate_json(written) == verdict
-
-
-async def test_episode_of_a_server_that_has_no_file_any_more_is_continued(tmp_path: Path) -> None:
-    """Its start failed after it had taken the episode over, or it could not write the episode's end."""
-    async with recovered(tmp_path, Phase.QUEUED, {}, has_file=False) as registry:
-        with anyio.fail_after(10):
-            await only(registry).state.reach(Phase.READY)
 
 
 @asynccontextmanager
@@ -443,46 +402,6 @@ async def test_call_that_comes_before_the_trajectory_was_read_is_not_run_again(
         assert outcomes == ["ran as two"]
 
 
-@pytest.mark.parametrize("ends", ["while dead servers are swept", "with its server"])
-async def test_sandbox_of_an_episode_that_ends_before_it_was_reattached_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    taking, sweep, end_episode = anyio.Event(), FakeProvider.sweep, Store.end_episode
-    over = anyio.Event()
-
-    @asynccontextmanager
-    async def reattach(*_: object) -> AsyncGenerator[FakeSandbox]:
-        taking.set()
-        if ends == "with its server":
-            await anyio.sleep_forever()
-        raise ProviderUnavailableError("no engine answers")
-        yield
-
-    async def sweep_slowly(provider: FakeProvider, owner: str, *, keep: Collection[str] = ()) -> int:
-        count = await sweep(provider, owner, keep=keep)
-        if owner == "dead":
-            await (taking if ends == "with its server" else over).wait()
-        return count
-
-    def end_first(store: Store, episode: str, ending: str, **more: Any) -> None:
-        end_episode(store, episode, ending, **more)
-        over.set()
-
-    monkeypatch.setattr(FakeProvider, "reattach", reattach)
-    monkeypatch.setattr(FakeProvider, "sweep", sweep_slowly)
-    monkeypatch.setattr(Store, "end_episode", end_first)
-    with anyio.fail_after(10):
-        async with (
-            sandbox_of_the_dead_server(tmp_path) as (agent, machine),
-            recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine),
-        ):
-            assert over.is_set() is (ends != "with its server")
-            assert list(machine.sandboxes) == ["agent"]
-            assert (tmp_path / "state" / "servers" / "dead").exists()
-        # `recovered` finds neither the sandbox nor the lock file of the dead server afterwards.
-        assert over.is_set()
-
-
 async def test_a_server_whose_sandbox_cannot_be_removed_is_not_forgotten_and_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,32 +495,6 @@ def write_unanswered_call(trajectory: Trajectory, name: str = "probe__echo") -> 
         digest=call_digest(name, None),
         operation="one",
     )
-
-
-async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply(tmp_path: Path) -> None:
-    async def answer(call: FakeCall) -> str:
-        return "its reply"
-
-    tools, progress = {"probe": {"echo": answer}}, {**READY, "facts": {"coerced_arguments": True}}
-    async with (
-        sandbox_of_the_dead_server(tmp_path, tools) as (agent, machine),
-        recovered(
-            tmp_path,
-            Phase.READY,
-            progress,
-            agent=agent,
-            machine=machine,
-            tools=tools,
-            write=partial(write_unanswered_call, name="probe__gone"),
-        ) as registry,
-    ):
-        calls, origin = only(registry).calls, RequestKeys("one")
-        with anyio.fail_after(10):
-            waiter = Waiter(origin)
-            call = await calls.find(waiter)
-            assert call is not None
-            reply = await calls.reply_of(call, waiter)
-        assert reply.decoded()["result"]["content"][0]["text"] == "its reply"
 
 
 async def test_call_without_a_reply_ends_as_soon_as_its_claimed_attempt_is_recovered(tmp_path: Path) -> None:

@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from decathlon_mcp.app import create_registry
-from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver import client as driver_module
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
-from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.runner import EpisodeRunner
-from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
-    DecathlonError,
     EpisodeClaimedError,
     EpisodeEndedError,
     SandboxLostError,
 )
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.settings import read_settings
-from decathlon_mcp.storage.kept_tools import KeptTools
 from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
     ended,
     exits_with,
     running_registry,
-    sandbox_factory,
     suite_with,
 )
-from tests.fakes.driver import FakeCall, FakeRun, Faults, ProcessExit
+from tests.fakes.driver import FakeCall, Faults, ProcessExit
 from tests.fakes.provider import FakeProvider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -95,32 +85,6 @@ async def test_an_attempt_whose_driver_does_not_freeze_is_forfeited(
         assert "(a control sandbox worked)" in verdict.detail
 
 
-async def test_a_call_in_flight_when_the_attempt_is_claimed_fails_and_says_so(tmp_path: Path) -> None:
-    running = anyio.Event()
-
-    async def hang(call: FakeCall) -> str:
-        running.set()
-        await anyio.sleep_forever()
-        return ""
-
-    provider = FakeProvider(tools={"probe": {"hang": hang}}, run=exits_with(1))
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        failures: list[DecathlonError] = []
-
-        async def call() -> None:
-            try:
-                await make_call(episode, "probe__hang", CallParams.of({}))
-            except DecathlonError as error:
-                failures.append(error)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await running.wait()
-            await episode.claim_done(None)
-        assert [type(failure) for failure in failures] == [EpisodeClaimedError]
-
-
 async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
     explosions = [False, False, True]
 
@@ -137,18 +101,6 @@ async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
         with pytest.raises(EpisodeEndedError, match="a fault of the server"):
             await make_call(broken, "probe__echo", CallParams.of({}))
         assert (await registry.start("find-answer", PLAYER).evaluate()).reward == 1.0
-
-
-async def test_an_episode_closed_during_its_set_up_ends_at_once(tmp_path: Path) -> None:
-    provider = FakeProvider(faults=Faults(silent_on="start"))
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.state.reach(Phase.OPENING)
-        episode.close()
-        with pytest.raises(EpisodeEndedError, match="its client left before grading"):
-            await episode.ready()
-        assert episode.state.ending is Ending.CLOSED
-        assert (await episode.evaluate()).status == "not_evaluated"
 
 
 async def test_the_idle_lease_ends_an_episode_that_is_being_set_up(tmp_path: Path) -> None:
@@ -183,25 +135,6 @@ async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path)
         assert episode.verdict.truncated
 
 
-async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> None:
-    evaluating, finish = anyio.Event(), anyio.Event()
-
-    async def run(request: FakeRun) -> int:
-        evaluating.set()
-        await finish.wait()
-        return 0
-
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        with episode.lease.hold():
-            await episode.claim_done(None)
-        await evaluating.wait()
-        await anyio.sleep_until(episode.lease.deadline + 0.05)
-        finish.set()
-        assert (await episode.evaluate()).reward == 1.0
-
-
 def turns_before(step: int) -> int:
     """Turns of the event loop before an interruption: some more in each round, and many more in late ones."""
     # Worker threads take part in a grading. On a busy machine the loop turns more often while it waits.
@@ -231,67 +164,31 @@ async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path, ta
     pytest.fail("no episode was ever scored")
 
 
-def new_episode(
-    registry: EpisodeRegistry, factory: SandboxFactory, folder: Path, number: int, task_name: str
-) -> Episode:
-    """An episode that no runner owns yet."""
-    task = factory.suite.tasks[task_name]
-    spec = EpisodeSpec(
-        id=f"{number:048x}"[::-1],
-        agent_id=f"{number:048x}",
-        task=task,
-        task_name=task_name,
-        owner=PLAYER,
-        launch_time=datetime.now().astimezone(),
-        policy="visible",
-        limits=registry.options.limits.for_task(task),
-    )
-    episode = Episode(
-        spec,
-        sandbox_factory=factory,
-        ticket=registry.admission.reserve(task_name),
-        folder=folder / spec.id,
-        disk=None,
-        emit=registry.events.emit,
-    )
-    episode.trajectory.create()
-    return episode
-
-
 @pytest.mark.parametrize("task", ["made-answer", pytest.param("find-answer", marks=pytest.mark.long)])
-async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
-    """Each round cancels the runner some steps later, until one is cancelled only after the score."""
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    factory = sandbox_factory(tmp_path, provider)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    settings = read_settings({"state": tmp_path / "state"})
-    registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch)
-    kept_tools = KeptTools(tmp_path / "tools")
-    async with provider:
-        for step in range(400):
-            episode = new_episode(registry, factory, tmp_path / "journals", step, task)
-            runner = EpisodeRunner(
-                episode,
-                admission=registry.admission,
-                signer=registry.signer,
-                scratch=scratch,
-                kept_tools=kept_tools,
-            )
-            scored = False
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(runner.run)
-                tasks.start_soon(episode.evaluate)
-                for _ in range(turns_before(step)):
-                    await anyio.lowlevel.checkpoint()
-                scored = episode.state.phase is Phase.SCORED
-                tasks.cancel_scope.cancel()
-            assert episode.state.ending is Ending.SERVER_STOPPED
-            assert provider.machine.sandboxes == {}
-            assert (registry.admission.active, registry.admission.queued) == (0, 0)
-            assert list(scratch.iterdir()) == []
-            if scored:
-                return
+async def test_a_server_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
+    """Each round cancels the server some steps later, until one is cancelled only after the score."""
+    for step in range(400):
+        provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+        episodes: list[Episode] = []
+
+        async def serve(provider: FakeProvider = provider, episodes: list[Episode] = episodes) -> None:
+            async with running_registry(tmp_path, provider) as registry:
+                episodes.append(registry.start(task, PLAYER))
+                await episodes[0].evaluate()
+                await anyio.sleep_forever()
+
+        scored = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            for _ in range(turns_before(step)):
+                await anyio.lowlevel.checkpoint()
+            scored = bool(episodes) and episodes[0].state.phase is Phase.SCORED
+            tasks.cancel_scope.cancel()
+        assert all(episode.state.ending is Ending.SERVER_STOPPED for episode in episodes)
+        assert provider.machine.sandboxes == {}
+        assert [*(tmp_path / "scratch").glob("*")] == []
+        if scored:
+            return
     pytest.fail("no episode was ever scored")
 
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import anyio
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
@@ -53,18 +52,6 @@ async def services_of(
             yield factory, services
 
 
-async def test_an_external_service_that_answers_is_a_target(tmp_path: Path) -> None:
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        provider = FakeProvider()
-        async with services_of(tmp_path, provider, ports={8080: port}, available=True) as (_, services):
-            targets = services.targets
-            assert list(targets) == [8080]
-            assert services.drivers == ()
-            await (await targets[8080]()).aclose()
-    assert provider.opened == []
-
-
 async def test_an_external_service_that_does_not_answer_fails_and_names_its_address(tmp_path: Path) -> None:
     with pytest.raises(SetUpError, match=r"the service Counter_1 does not answer at localhost:1$"):
         async with services_of(tmp_path, FakeProvider(), ports={8080: 1}, available=True):
@@ -89,21 +76,6 @@ async def test_a_service_with_an_image_runs_in_a_sandbox_of_its_own(tmp_path: Pa
         assert list(services.targets) == [7000]
         assert len(services.drivers) == 1
     assert provider.machine.sandboxes == {}
-
-
-async def test_the_files_of_a_service_are_in_its_working_folder(tmp_path: Path) -> None:
-    suite = suite_with_service(tmp_path, **COUNTER, files={"users.json": "data/users.json"})
-    (suite / "data").mkdir()
-    (suite / "data" / "users.json").write_text("[]")
-    provider = FakeProvider()
-    factory = sandbox_factory(tmp_path, provider, suite=suite)
-    records = SandboxRecords(None, "label")
-    async with (
-        provider,
-        open_services(factory, factory.suite.tasks["dense"], "label", start_seconds=5, records=records),
-    ):
-        (sandbox,) = provider.opened
-        assert sandbox.tree.text(SERVICE_ROOT / "users.json") == "[]"
 
 
 @pytest.mark.parametrize(

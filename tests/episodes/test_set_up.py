@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,42 +35,6 @@ async def set_up_error(
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("set_up_failed", None)
     return failed.value
-
-
-async def test_the_workspace_is_filled_and_the_answers_are_removed(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.ready()
-        scratch = registry.options.scratch / episode.spec.public_id
-        assert scratch.stat().st_mode & 0o777 == 0o700
-        (sandbox,) = provider.opened
-        workspace = sandbox.root / episode.sandbox_factory.suite.profile.workspace
-        task_folder = sandbox.root / episode.spec.task.folder
-        assert sandbox.tree.text(workspace / "question.txt") == "six times seven\n"
-        assert sandbox.root / "local_servers" / "probe_server.py" in sandbox.tree, "common to all tasks"
-        for name in ("evaluation", "groundtruth_workspace", "docs", "task_config.json"):
-            assert task_folder / name not in sandbox.tree
-
-
-async def test_preprocess_sees_the_answers_and_is_told_the_workspace_and_the_launch_time(
-    tmp_path: Path,
-) -> None:
-    requests: list[FakeRun] = []
-
-    def run(request: FakeRun) -> int:
-        root = Path(request.cwd)
-        answers = root / "tasks" / "probe" / "made-answer" / "groundtruth_workspace" / "answer.txt"
-        assert request.tree.text(str(answers))
-        requests.append(request)
-        return 0
-
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider) as registry:
-        await registry.start("made-answer", PLAYER).ready()
-    (request,) = requests
-    assert "tasks.probe.made-answer.preprocess.main" in request.argv
-    assert request.argv[-4::2] == ("--agent_workspace", "--launch_time")
 
 
 @pytest.mark.parametrize(
@@ -121,23 +85,6 @@ async def test_a_set_up_that_never_finishes_is_ended_at_its_deadline(tmp_path: P
     provider = FakeProvider(tools=TOOLS, faults=Faults(silent_on="start"))
     error = await set_up_error(tmp_path, provider, "find-answer", set_up_seconds=0.2)
     assert error.message == "the set-up of find-answer took longer than 0.2 s"
-
-
-async def test_preprocess_runs_in_a_sandbox_that_is_removed_before_the_agents_opens(tmp_path: Path) -> None:
-    open_at_preprocess: list[str] = []
-
-    def run(request: FakeRun) -> int:
-        open_at_preprocess.extend(provider.machine.sandboxes)
-        return 0
-
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("made-answer", PLAYER)
-        await episode.ready()
-        label = episode.spec.public_id
-        assert open_at_preprocess == [f"{label}-preprocess"]
-        assert list(provider.machine.sandboxes) == [f"{label}-agent"]
-        assert [sandbox.spec.image for sandbox in provider.opened] == ["fake", "sha256:fake"]
 
 
 ELSEWHERE = (
@@ -269,19 +216,3 @@ async def test_tokens_that_cannot_be_read_fail_the_set_up(tmp_path: Path) -> Non
     )
     error = await set_up_error(tmp_path, provider, "find-answer", suite=suite)
     assert error.message == "the suite's tokens could not be read: SyntaxError in token_key_session.py"
-
-
-async def test_credentials_reach_their_places_inside_and_outside_of_the_suite(tmp_path: Path) -> None:
-    files = {"/etc/shop/key": "keys/one", "configs/shop/key": "keys/two"}
-    suite = suite_with(
-        tmp_path, accounts={"shop": {"tasks": ["find-answer"], "slots": {"one": {"files": files}}}}
-    )
-    (suite / "keys").mkdir()
-    for name in ("one", "two"):
-        (suite / "keys" / name).write_text(f"the key {name}")
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider, suite=suite) as registry:
-        await registry.start("find-answer", PLAYER).ready()
-        (sandbox,) = provider.opened
-        assert sandbox.tree.text(PurePosixPath("/etc/shop/key")) == "the key one"
-        assert sandbox.tree.text(sandbox.root / "configs" / "shop" / "key") == "the key two"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,7 +17,6 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
 from tests.episodes.calling import make_call
 from tests.episodes.environment import (
@@ -193,19 +192,6 @@ class FailingStarts(dict[str, str]):
         return "no memory"
 
 
-async def test_server_that_does_not_start_is_started_once_more(tmp_path: Path) -> None:
-    failing = FailingStarts()
-    async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
-        await on.play()
-        failing.failures = 1
-        episode = await on.ready()
-        assert (await make_call(episode, "second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
-            "content"
-        ][0]["text"] == "up"
-        assert on.provider.starts == ["second", "second"]
-        assert (await episode.evaluate()).reward == 1.0
-
-
 async def test_server_that_never_starts_loses_an_episode_without_calls(tmp_path: Path) -> None:
     failing = FailingStarts()
     async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
@@ -280,25 +266,3 @@ async def test_key_changes_with_the_suite_and_the_image_but_not_with_credentials
     server.write_text(SECOND_SERVER.replace("KEY", "OTHER"))
     others.append(await key())
     assert len({first, *others}) == 4
-
-
-async def test_path_of_a_sandbox_in_a_list_is_replaced_by_that_of_the_next(tmp_path: Path) -> None:
-    """Local sandboxes have a path of their own, which some servers put into their descriptions."""
-    factory = sandbox_factory(tmp_path, FakeProvider())
-    lists = create_tool_lists(factory, tmp_path / "state")
-
-    def tools(root: str) -> OfferedTools:
-        described = {"name": "read", "description": f'only below "{root}/w"'}
-        return OfferedTools({"files": [described]}, {}, "decathlon")
-
-    one, two = PurePosixPath('/one/"a"'), PurePosixPath("/two/b")
-    await lists.keep("key", tools(str(one)), one)
-    for root in (one, two):
-        known = await lists.find("key", root)
-        assert known is not None
-        assert known.tools == tools(str(root)).tools
-    assert await lists.find("key", two) is known
-    await lists.forget("key", tools("/other"), two)  # another server has written these
-    assert await lists.find("key", one) is not None
-    await lists.forget("key", tools(str(two)), two)
-    assert await lists.find("key", one) is None

@@ -121,29 +121,3 @@ async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path:
 async def fails(session: ToolSession, name: str) -> None:
     with pytest.raises(DriverError, match="exit code"):
         await call_tool(session, *called(name))
-
-
-@pytest.mark.anyio
-async def test_local_server_that_always_dies_is_an_error_for_each_call(tmp_path: Path) -> None:
-    async with scripted_local_server(tmp_path, "dies") as session:
-        for _ in range(3):
-            await fails(session, "text")
-
-
-@pytest.mark.anyio
-async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> None:
-    """A server that is silent uses the whole time for its start."""
-    failures: list[str] = []
-
-    async def call(session: ToolSession) -> None:
-        with pytest.raises(DriverError, match="was not up after 1 s") as error:
-            await call_tool(session, *called("text"))
-        failures.append(error.value.data["reason"])
-
-    async with scripted_local_server(tmp_path, "silent", start_seconds=1) as session:
-        with anyio.fail_after(15):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(30):
-                    tasks.start_soon(call, session)
-            await call(session)
-    assert failures == ["server"] * 31

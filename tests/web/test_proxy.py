@@ -14,7 +14,6 @@ from decathlon_mcp.episodes.extensions import create_web
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.web.exchanges import Configuration, Counts, SessionSpec
 from decathlon_mcp.plugins.web.proxy import (
-    AUTHORITY_FOLDER,
     ProxyOptions,
     WebProxy,
     find_program,
@@ -37,17 +36,6 @@ async def proxy(state: Path) -> AsyncGenerator[WebProxy]:
 
 def spec(session: str, mode: str = "record") -> SessionSpec:
     return SessionSpec(session, "episode", "agent", mode, "/recording")  # type: ignore[arg-type]
-
-
-async def test_a_connection_comes_from_the_port_that_was_announced(tmp_path: Path) -> None:
-    async with proxy(tmp_path) as running:
-        assert running.authority == "PEM"
-        await running.open(spec("one"))
-        async with await running.connect("one", "https") as stream:
-            assert (await stream.receive()).strip().isdigit()
-        assert (await running.counts("episode")).counts == Counts(replayed=1)
-    folder = tmp_path / AUTHORITY_FOLDER
-    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Path) -> None:

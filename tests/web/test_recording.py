@@ -52,13 +52,6 @@ def rollout(episode: str, mode: str, requests: str, **counts: int) -> Rollout:
     return Rollout(episode, mode, requests, Counts(**counts), f"2026-01-01T00:00:0{episode}")
 
 
-def test_repeated_requests_get_the_responses_in_order_and_then_the_last(recording: Recording) -> None:
-    for number, text in enumerate(("first", "second")):
-        recording.add("agent", key("x"), number, response(text))
-    found = [body(recording.find("agent", key("x"), number)) for number in range(4)]
-    assert found == ["first", "second", "second", "second"]
-
-
 def test_parts_do_not_answer_each_other(recording: Recording) -> None:
     recording.add("grader", key("x"), 0, response("the answer"))
     assert recording.find("agent", key("x"), 0) is None

@@ -46,21 +46,3 @@ def test_the_authority_is_added_to_what_the_sandbox_trusts(tmp_path: Path) -> No
     assert install(tmp_path, order) == {"bundles": 0, "nss": False, "resolver": False}
     assert (target / "authority.pem").read_text() == pem
     assert (target / "bundle.pem").read_text() == BUNDLE + pem
-
-
-def test_bundles_of_python_environments_are_found(tmp_path: Path) -> None:
-    namespace: dict[str, Any] = {"__name__": "payload"}
-    exec(compile(source("trust", "decathlon_mcp.plugins.web"), "web_trust", "exec"), namespace)
-    bundles = [
-        tmp_path / "venv/lib/python3.12/site-packages" / name
-        for name in ("certifi/cacert.pem", "pip/_vendor/certifi/cacert.pem")
-    ]
-    other = tmp_path / "node_modules/lib/site-packages/certifi/cacert.pem"
-    for path in (*bundles, other):
-        path.parent.mkdir(parents=True)
-        path.write_text(BUNDLE)
-    assert sorted(namespace["package_bundles"]([str(tmp_path)])) == sorted(bundles)
-    for _ in range(2):
-        assert namespace["append"](bundles[0], "new\n")
-    assert bundles[0].read_text() == BUNDLE + "new\n"
-    assert not namespace["append"](tmp_path / "missing.pem", "new\n")
