@@ -120,9 +120,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/archives/test_packing.py": ("test_memory_hardly_grows_with_the_number_of_names",),
     # A case each of the programs that git could run and the paths that it could follow stays.
     "tests/archives/test_repository_paths.py": cases("test_git_does_not_leave_the_workspace", "aclmrw"),
-    "tests/archives/test_repositories.py": cases(
-        "test_git_runs_no_program_of_the_repository", "cdgiloqw"
-    ),
+    "tests/archives/test_repositories.py": cases("test_git_runs_no_program_of_the_repository", "cdgiloqw"),
     "tests/benchmarks/test_weight.py": (
         "test_the_check_fails_exactly_for_packages_over_their_budgets",
         "test_every_line_of_the_product_is_counted_in_one_package",
