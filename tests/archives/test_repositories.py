@@ -136,24 +136,16 @@ def setting(key: str, *command: str, value: str = "{program}") -> Prepare:
     return prepare
 
 
-def attribute(line: str, *settings: tuple[str, str], command: tuple[str, ...], file: str) -> Prepare:
-    def prepare(folder: Path, program: str) -> tuple[str, ...]:
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).write_text(line)
-        for key, value in settings:
-            git(folder, "config", key, value.format(program=program))
-        return command
-
-    return prepare
+def textconv(folder: Path, program: str) -> tuple[str, ...]:
+    (folder / ".gitattributes").write_text("*.txt diff=evil\n")
+    git(folder, "config", "diff.evil.textconv", program)
+    return ("diff",)
 
 
-def included(key: str) -> Prepare:
-    def prepare(folder: Path, program: str) -> tuple[str, ...]:
-        (folder / "more").write_text(f"[core]\n\tfsmonitor = {program}\n")
-        git(folder, "config", key, str(folder / "more"))
-        return ("status",)
-
-    return prepare
+def include(folder: Path, program: str) -> tuple[str, ...]:
+    (folder / "more").write_text(f"[core]\n\tfsmonitor = {program}\n")
+    git(folder, "config", "include.path", str(folder / "more"))
+    return ("status",)
 
 
 def hook(folder: Path, program: str) -> tuple[str, ...]:
@@ -236,10 +228,8 @@ def legacy_remote(folder: Path, program: str) -> tuple[str, ...]:
 ATTACKS: dict[str, Prepare] = {
     "fsmonitor": setting("core.fsmonitor", "status"),
     "hooks-path": setting("core.hooksPath", "status", value="{program}.d"),
-    "textconv": attribute(
-        "*.txt diff=evil\n", ("diff.evil.textconv", "{program}"), command=("diff",), file=".gitattributes"
-    ),
-    "include": included("include.path"),
+    "textconv": textconv,
+    "include": include,
     "hook": hook,
     "linked-hooks": linked_hooks,
     "linked-config": linked_config,

@@ -91,7 +91,7 @@ async def test_answers_left_by_preprocess_do_not_reach_the_agent(cheats: CheatSe
         # The search does find answers.
         await agent.shell("sha256sum seed.txt | cut -c 1-64 > /root/copy; mkdir /dev/shm/$(cat /root/copy)")
         answer = (await agent.shell("cat /root/copy")).strip()
-        assert {*(await search(agent)).split()} == {f"/dev/shm/{answer}", "/root/copy"}
+        assert {*(await search_by(agent, SEARCH)).split()} == {f"/dev/shm/{answer}", "/root/copy"}
 
 
 async def test_honest_work_is_rewarded_after_a_careless_preprocess(cheats: CheatServer) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from decathlon_mcp.app import create_registry
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver import client as driver_module
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.runner import EpisodeRunner
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
@@ -21,12 +27,15 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.settings import read_settings
+from decathlon_mcp.storage.kept_tools import KeptTools
 from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
     ended,
     exits_with,
     running_registry,
+    sandbox_factory,
     suite_with,
 )
 from tests.fakes.driver import FakeCall, Faults, ProcessExit
@@ -164,31 +173,67 @@ async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path, ta
     pytest.fail("no episode was ever scored")
 
 
+def new_episode(
+    registry: EpisodeRegistry, factory: SandboxFactory, folder: Path, number: int, task_name: str
+) -> Episode:
+    """An episode that no runner owns yet."""
+    task = factory.suite.tasks[task_name]
+    spec = EpisodeSpec(
+        id=f"{number:048x}"[::-1],
+        agent_id=f"{number:048x}",
+        task=task,
+        task_name=task_name,
+        owner=PLAYER,
+        launch_time=datetime.now().astimezone(),
+        policy="visible",
+        limits=registry.options.limits.for_task(task),
+    )
+    episode = Episode(
+        spec,
+        sandbox_factory=factory,
+        ticket=registry.admission.reserve(task_name),
+        folder=folder / spec.id,
+        disk=None,
+        emit=registry.events.emit,
+    )
+    episode.trajectory.create()
+    return episode
+
+
 @pytest.mark.parametrize("task", ["made-answer", pytest.param("find-answer", marks=pytest.mark.long)])
-async def test_a_server_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
-    """Each round cancels the server some steps later, until one is cancelled only after the score."""
-    for step in range(400):
-        provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-        episodes: list[Episode] = []
-
-        async def serve(provider: FakeProvider = provider, episodes: list[Episode] = episodes) -> None:
-            async with running_registry(tmp_path, provider) as registry:
-                episodes.append(registry.start(task, PLAYER))
-                await episodes[0].evaluate()
-                await anyio.sleep_forever()
-
-        scored = False
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve)
-            for _ in range(turns_before(step)):
-                await anyio.lowlevel.checkpoint()
-            scored = bool(episodes) and episodes[0].state.phase is Phase.SCORED
-            tasks.cancel_scope.cancel()
-        assert all(episode.state.ending is Ending.SERVER_STOPPED for episode in episodes)
-        assert provider.machine.sandboxes == {}
-        assert [*(tmp_path / "scratch").glob("*")] == []
-        if scored:
-            return
+async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
+    """Each round cancels the runner some steps later, until one is cancelled only after the score."""
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    factory = sandbox_factory(tmp_path, provider)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    settings = read_settings({"state": tmp_path / "state"})
+    registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch)
+    kept_tools = KeptTools(tmp_path / "tools")
+    async with provider:
+        for step in range(400):
+            episode = new_episode(registry, factory, tmp_path / "journals", step, task)
+            runner = EpisodeRunner(
+                episode,
+                admission=registry.admission,
+                signer=registry.signer,
+                scratch=scratch,
+                kept_tools=kept_tools,
+            )
+            scored = False
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(runner.run)
+                tasks.start_soon(episode.evaluate)
+                for _ in range(turns_before(step)):
+                    await anyio.lowlevel.checkpoint()
+                scored = episode.state.phase is Phase.SCORED
+                tasks.cancel_scope.cancel()
+            assert episode.state.ending is Ending.SERVER_STOPPED
+            assert provider.machine.sandboxes == {}
+            assert (registry.admission.active, registry.admission.queued) == (0, 0)
+            assert list(scratch.iterdir()) == []
+            if scored:
+                return
     pytest.fail("no episode was ever scored")
 
 
