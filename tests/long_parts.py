@@ -61,8 +61,7 @@ PARTS: dict[str, Part] = {
     "many files": _tests("tests/cheats/many_files.py", "decathlon_mcp/archives", _SANDBOX),
     "ray": _tests("tests/ray/three_nodes.py", f"{_PLUGINS}/cluster"),
     "fuzz of HTTP": Part(("-m", "tests.fuzz.http", "--minutes", "2"), (_HTTP,)),
-    "fuzz of driver lines": Part(("-m", "tests.fuzz.driver_line", "--minutes", "2"), (_SANDBOX,)),
-    "fuzz of server lines": Part(("-m", "tests.fuzz.server_line", "--minutes", "2"), (_DRIVER,)),
+    "fuzz of lines": Part(("-m", "tests.fuzz.lines", "--minutes", "2"), (_SANDBOX, _DRIVER)),
     "kills": Part(
         ("-m", "benchmarks.survival", "kills"), ("decathlon_mcp/episodes", "decathlon_mcp/storage")
     ),

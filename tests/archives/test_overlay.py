@@ -57,65 +57,45 @@ def joined(
     return result
 
 
-def test_an_edited_evaluator_meets_the_groundtruth_that_preprocess_made(tmp_path: Path) -> None:
-    before = {"evaluation": "/", "evaluation/main.py": "old", "template": "t"}
-    after = {**before, "groundtruth": "/", "groundtruth/answer": "generated"}
-    now = {"evaluation": "/", "evaluation/main.py": "new", "template": "t"}
-    assert joined(tmp_path, before, after, now) == {
-        "evaluation": "/",
-        "evaluation/main.py": "new",
-        "template": "t",
-        "groundtruth": "/",
-        "groundtruth/answer": "generated",
-    }
+EVALUATOR = {"evaluation": "/", "evaluation/main.py": "old", "template": "t", "link": "->template"}
+MADE = {"groundtruth": "/", "groundtruth/answer": "generated"}
+FOLDER_X = {"x": "/", "x/old": "1"}
+MADE_IN_X = {**FOLDER_X, "x/made": "1"}
+Files = dict[str, str]
+CASES: dict[str, tuple[Files, Files, Files, Files]] = {
+    "an edited evaluator meets what preprocess made": (
+        EVALUATOR,
+        {**EVALUATOR, **MADE},
+        {**EVALUATOR, "evaluation/main.py": "new"},
+        {**EVALUATOR, **MADE, "evaluation/main.py": "new"},
+    ),
+    "an unchanged checkout": (EVALUATOR, {**EVALUATOR, **MADE}, EVALUATOR, {**EVALUATOR, **MADE}),
+    "changed by preprocess": ({"a": "1"}, {"a": "2"}, {"a": "3"}, {"a": "2"}),
+    "removed by preprocess": ({"a": "1", "b": "1"}, {"b": "1"}, {"a": "2", "b": "2"}, {"b": "2"}),
+    "gained and lost by the checkout": ({"lost": "1"}, {"lost": "1"}, {"gained": "2"}, {"gained": "2"}),
+    "caches of the old evaluator": (
+        {"main.py": "old"},
+        {"main.py": "old", "__pycache__": "/", "__pycache__/main.cpython-311.pyc": "old"},
+        {"main.py": "new"},
+        {"main.py": "new"},
+    ),
+    "a new hard link has the content that preprocess linked": (
+        {"a": "1", "b": "1", "same": "1"},
+        {"a": "1", "copy": "=a", "b": "1", "same": "=b"},
+        {"a": "2", "b": "2", "same": "2"},
+        {"a": "1", "copy": "1", "b": "2", "same": "2"},
+    ),
+    "a folder became a file": (FOLDER_X, {"x": "a file"}, {**FOLDER_X, "x/new": "2"}, {"x": "a file"}),
+    "a file became a folder": ({"x": "a file"}, MADE_IN_X, {"x": "another"}, MADE_IN_X),
+    "joined folders": (FOLDER_X, MADE_IN_X, {**FOLDER_X, "x/old": "2"}, {**MADE_IN_X, "x/old": "2"}),
+}
 
 
-def test_a_file_that_preprocess_changed_stays_as_it_left_it(tmp_path: Path) -> None:
-    assert joined(tmp_path, {"a": "1"}, {"a": "2"}, {"a": "3"}) == {"a": "2"}
-
-
-def test_a_file_that_preprocess_removed_stays_absent(tmp_path: Path) -> None:
-    assert joined(tmp_path, {"a": "1", "b": "1"}, {"b": "1"}, {"a": "2", "b": "2"}) == {"b": "2"}
-
-
-def test_files_that_the_checkout_gained_and_lost_follow_the_checkout(tmp_path: Path) -> None:
-    assert joined(tmp_path, {"lost": "1"}, {"lost": "1"}, {"gained": "2"}) == {"gained": "2"}
-
-
-def test_an_unchanged_checkout_gives_what_preprocess_left(tmp_path: Path) -> None:
-    before = {"evaluation": "/", "evaluation/main.py": "old", "link": "->evaluation/main.py"}
-    after = {"evaluation": "/", "evaluation/main.py": "old", "link": "->evaluation/main.py", "made": "x"}
-    assert joined(tmp_path, before, after, before) == after
-
-
-def test_caches_of_the_old_evaluator_are_left_out(tmp_path: Path) -> None:
-    after = {"main.py": "old", "__pycache__": "/", "__pycache__/main.cpython-311.pyc": "old"}
-    assert joined(tmp_path, {"main.py": "old"}, after, {"main.py": "new"}) == {"main.py": "new"}
-
-
-def test_a_new_hard_link_has_the_content_that_preprocess_linked(tmp_path: Path) -> None:
-    after = {"a": "1", "copy": "=a", "b": "1", "same": "=b"}
-    before = {"a": "1", "b": "1", "same": "1"}
-    now = {"a": "2", "b": "2", "same": "2"}
-    assert joined(tmp_path, before, after, now) == {"a": "1", "copy": "1", "b": "2", "same": "2"}
-
-
-def test_a_folder_that_became_a_file_hides_what_was_in_it(tmp_path: Path) -> None:
-    before = {"x": "/", "x/old": "1"}
-    now = {"x": "/", "x/old": "1", "x/new": "2"}
-    assert joined(tmp_path, before, {"x": "a file"}, now) == {"x": "a file"}
-
-
-def test_a_folder_to_which_preprocess_added_something_is_joined_with_the_checkouts(tmp_path: Path) -> None:
-    before = {"x": "/", "x/old": "1"}
-    after = {**before, "x/made": "1"}
-    assert joined(tmp_path, before, after, {"x": "/", "x/old": "2"}) == {**after, "x/old": "2"}
-    assert "x" not in joined(tmp_path, before, after, {"x": "a file"}), "what preprocess made is in it"
-
-
-def test_a_file_that_became_a_folder_in_preprocess_hides_the_file(tmp_path: Path) -> None:
-    after = {"x": "/", "x/made": "1"}
-    assert joined(tmp_path, {"x": "a file"}, after, {"x": "another"}) == after
+@pytest.mark.parametrize(("before", "after", "now", "expected"), CASES.values(), ids=CASES)
+def test_what_preprocess_changed_stays_and_the_rest_is_the_checkouts(
+    tmp_path: Path, before: Files, after: Files, now: Files, expected: Files
+) -> None:
+    assert joined(tmp_path, before, after, now) == expected
 
 
 def test_a_member_that_leads_out_is_refused(tmp_path: Path) -> None:

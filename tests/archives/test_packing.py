@@ -98,28 +98,6 @@ def test_each_limit_ends_the_walk_and_leaves_no_file(
     assert not (tmp_path / "a.tar").exists()
 
 
-def test_a_walk_that_is_at_its_limits_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for constant, limit in (("MAX_ENTRIES", 3), ("MAX_NAME_BYTES", 3), ("MAX_PENDING_BYTES", 6)):
-        monkeypatch.setattr(packing, constant, limit)
-    (tmp_path / "top" / "a" / "c").mkdir(parents=True)
-    (tmp_path / "top" / "b").mkdir()
-    pack_folder(tmp_path / "top", tmp_path / "a.tar", 1 << 20, below=tmp_path)
-    with tarfile.open(tmp_path / "a.tar") as archive:
-        assert sorted(archive.getnames()) == [".", "./a", "./a/c", "./b"]
-
-
-def test_files_whose_first_names_are_not_remembered_are_packed_once_for_each_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "MAX_FIRST_NAME_BYTES", 0)
-    (tmp_path / "top").mkdir()
-    (tmp_path / "top" / "a").write_text("1")
-    os.link(tmp_path / "top" / "a", tmp_path / "top" / "b")
-    pack_folder(tmp_path / "top", tmp_path / "a.tar", 1 << 20, below=tmp_path)
-    with tarfile.open(tmp_path / "a.tar") as archive:
-        assert [member.size for member in archive if not member.isdir()] == [1, 1]
-
-
 @pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_members_of_somebody_elses_archive_are_counted(
     monkeypatch: pytest.MonkeyPatch, tar_format: int

@@ -136,40 +136,16 @@ def setting(key: str, *command: str, value: str = "{program}") -> Prepare:
     return prepare
 
 
-def signed(*keys: tuple[str, str]) -> Prepare:
-    def prepare(folder: Path, program: str) -> tuple[str, ...]:
-        commit = git(folder, "cat-file", "commit", "HEAD").replace(
-            "\n\n", "\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----\n\n", 1
-        )
-        file = folder / "commit"
-        file.write_text(commit)
-        git(folder, "update-ref", "HEAD", git(folder, "hash-object", "-t", "commit", "-w", "commit").strip())
-        file.unlink()
-        for key, value in keys:
-            git(folder, "config", key, value.format(program=program))
-        return ("log", "-1")
-
-    return prepare
+def textconv(folder: Path, program: str) -> tuple[str, ...]:
+    (folder / ".gitattributes").write_text("*.txt diff=evil\n")
+    git(folder, "config", "diff.evil.textconv", program)
+    return ("diff",)
 
 
-def attribute(line: str, *settings: tuple[str, str], command: tuple[str, ...], file: str) -> Prepare:
-    def prepare(folder: Path, program: str) -> tuple[str, ...]:
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).write_text(line)
-        for key, value in settings:
-            git(folder, "config", key, value.format(program=program))
-        return command
-
-    return prepare
-
-
-def included(key: str) -> Prepare:
-    def prepare(folder: Path, program: str) -> tuple[str, ...]:
-        (folder / "more").write_text(f"[core]\n\tfsmonitor = {program}\n")
-        git(folder, "config", key, str(folder / "more"))
-        return ("status",)
-
-    return prepare
+def include(folder: Path, program: str) -> tuple[str, ...]:
+    (folder / "more").write_text(f"[core]\n\tfsmonitor = {program}\n")
+    git(folder, "config", "include.path", str(folder / "more"))
+    return ("status",)
 
 
 def hook(folder: Path, program: str) -> tuple[str, ...]:
@@ -242,24 +218,6 @@ def quoted_value(folder: Path, program: str) -> tuple[str, ...]:
     return ("status",)
 
 
-def promisor(folder: Path, program: str) -> tuple[str, ...]:
-    git(folder, "config", "core.repositoryformatversion", "1")
-    for key, value in (
-        ("extensions.partialClone", "origin"),
-        ("remote.origin.promisor", "true"),
-        ("remote.origin.url", f"ext::{program}"),
-        ("protocol.ext.allow", "always"),
-    ):
-        git(folder, "config", key, value)
-    return ("cat-file", "-p", "1" * 40)
-
-
-def upload_pack(folder: Path, program: str) -> tuple[str, ...]:
-    git(folder, "config", "remote.origin.url", str(folder))
-    git(folder, "config", "remote.origin.uploadpack", program)
-    return ("ls-remote", "origin")
-
-
 def legacy_remote(folder: Path, program: str) -> tuple[str, ...]:
     (folder / ".git/remotes").mkdir()
     (folder / ".git/remotes/old").write_text(f"URL: ext::{program}\n")
@@ -267,60 +225,11 @@ def legacy_remote(folder: Path, program: str) -> tuple[str, ...]:
     return ("ls-remote", "old")
 
 
-def external_merge(folder: Path, program: str) -> tuple[str, ...]:
-    git(folder, "checkout", "-q", "--", ".")
-    git(folder, "checkout", "-q", "-b", "other", "HEAD~1")
-    (folder / "file.txt").write_text("other\n")
-    (folder / ".git/info").mkdir(exist_ok=True)
-    git(folder, "commit", "-q", "-am", "other")
-    (folder / ".git/info/attributes").write_text("*.txt merge=evil\n")
-    git(folder, "config", "merge.evil.driver", program)
-    return ("merge", "main")
-
-
 ATTACKS: dict[str, Prepare] = {
     "fsmonitor": setting("core.fsmonitor", "status"),
-    "external-diff": setting("diff.external", "diff"),
-    "pager": setting("core.pager", "--paginate", "log"),
-    "pager-of-a-command": setting("pager.log", "--paginate", "log"),
-    "alias": setting("alias.release", "release", value="!{program}"),
-    "signature": signed(("log.showSignature", "true"), ("gpg.program", "{program}")),
-    "signature-openpgp": signed(("log.showSignature", "true"), ("gpg.openpgp.program", "{program}")),
-    "ssh-command": setting("core.sshCommand", "ls-remote", "ssh://example.invalid/a"),
-    "git-proxy": setting("core.gitProxy", "ls-remote", "git://example.invalid/a"),
-    "editor": setting("core.editor", "commit", "--amend"),
-    "sequence-editor": setting("sequence.editor", "rebase", "-i", "--autostash", "HEAD~1"),
-    "credential-helper": setting("credential.helper", "credential", "fill", value="!{program}"),
     "hooks-path": setting("core.hooksPath", "status", value="{program}.d"),
-    "alternate-refs": setting("core.alternateRefsCommand", "fetch", "."),
-    "instead-of": setting("url.ext::{program}.insteadOf", "ls-remote", "https://a/b", value="https://"),
-    "trailer": setting("trailer.a.command", "interpret-trailers", "--trailer", "a", "file.txt"),
-    "textconv": attribute(
-        "*.txt diff=evil\n", ("diff.evil.textconv", "{program}"), command=("diff",), file=".gitattributes"
-    ),
-    "diff-command": attribute(
-        "*.txt\tdiff=evil\n",
-        ("diff.evil.command", "{program}"),
-        command=("diff",),
-        file=".git/info/attributes",
-    ),
-    "clean-filter": attribute(
-        "*.txt filter=evil\n", ("filter.evil.clean", "{program}"), command=("diff",), file=".gitattributes"
-    ),
-    "process-filter": attribute(
-        "*.txt filter=lfs\n", ("filter.lfs.process", "{program}"), command=("diff",), file=".gitattributes"
-    ),
-    "attributes-file": attribute(
-        "*.txt diff=evil\n",
-        ("diff.evil.textconv", "{program}"),
-        ("core.attributesFile", "other"),
-        command=("diff",),
-        file="other",
-    ),
-    "merge-driver": external_merge,
-    "merge-tool": setting("mergetool.a.cmd", "mergetool", "--tool", "a"),
-    "include": included("include.path"),
-    "conditional-include": included("includeIf.gitdir:/.path"),
+    "textconv": textconv,
+    "include": include,
     "hook": hook,
     "linked-hooks": linked_hooks,
     "linked-config": linked_config,
@@ -331,16 +240,8 @@ ATTACKS: dict[str, Prepare] = {
     "odd-syntax": odd_syntax,
     "dotted-section": dotted_section,
     "quoted-value": quoted_value,
-    "promisor": promisor,
-    "upload-pack": upload_pack,
     "legacy-remote": legacy_remote,
 }
-NEEDS_MORE = {"alternate-refs", "credential-helper", "merge-tool", "trailer", "sequence-editor", "pager"} | {
-    "pager-of-a-command",
-    "instead-of",
-    "attributes-file",
-}
-"""Attacks that do not work in this test even without the filter, because they need a terminal or input."""
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -364,8 +265,7 @@ def test_git_runs_no_program_of_the_repository(workspace: Path, tmp_path: Path, 
     (tmp_path / "before").rename(workspace)
     os.utime(folder / "file.txt", (1, 1))
     git(folder, *command)
-    if name not in NEEDS_MORE:
-        assert mark.exists(), "the attack does not work, so that this test shows nothing"
+    assert mark.exists(), "the attack does not work, so that this test shows nothing"
 
 
 def test_changes_are_reported(workspace: Path, tmp_path: Path) -> None:
@@ -437,10 +337,7 @@ def test_large_configurations_are_emptied(workspace: Path, tmp_path: Path) -> No
     "text",
     [
         "[core]\n\tbare = false\n[core\n\tpager = x\n",
-        "[core]\n\tbare = false\n\tpager x\n",
         '[core]\n\tbare = false\n\teol = "x\n\tpager = x\n',
-        "[core]\n\tbare = false\n\teol = \\x\n\tpager = x\n",
-        "[core]\n\tbare = false\n1 = 2\n[core]\n\tpager = x\n",
         "[core]\n\tbare = false\n\teol = x\\",
     ],
 )
@@ -454,13 +351,10 @@ def test_configuration_is_kept_up_to_what_is_not_valid(text: str) -> None:
     "text",
     [
         "[" * 260_000,
-        "[a]\n" * 60_000,
-        "#\n" * 130_000,
         "[a]b=" + "\\\n" * 120_000,
         '[a]b="' + " " * 260_000,
-        "[a]b" + "\t" * 260_000,
     ],
-    ids=["brackets", "sections", "comments", "continued", "quoted", "tabs"],
+    ids=["brackets", "continued", "quoted"],
 )
 def test_reading_a_configuration_takes_little_time(text: str) -> None:
     started = time.process_time()

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.archives.repositories import Repositories, leads_out, reduce_config
+from decathlon_mcp.archives.repositories import Repositories
 from decathlon_mcp.grading.grader import REPOSITORY_ENVIRONMENT
 from tests.archives.test_repositories import cleaned, git, repository
 
@@ -82,12 +82,9 @@ def file_that_git_takes_for_a_repository(folder: Path, truth: Path) -> Commands:
     return FETCH
 
 
-def common_folder(path: Callable[[Path, Path], str]) -> Prepare:
-    def prepare(folder: Path, truth: Path) -> Commands:
-        (folder / ".git/commondir").write_text(path(truth / ".git", folder / ".git") + "\n")
-        return LOG
-
-    return prepare
+def common_folder(folder: Path, truth: Path) -> Commands:
+    (folder / ".git/commondir").write_text(f"{truth}/.git\n")
+    return LOG
 
 
 def worktree_of_the_workspace(folder: Path, truth: Path) -> Commands:
@@ -161,18 +158,6 @@ def relative_to_a_worktree(folder: Path, truth: Path) -> Commands:
     return (("-C", "..", "fetch", "origin"), ("-C", "..", "log", "-1", "--patch", "FETCH_HEAD"))
 
 
-def legacy_remote(folder: Path, truth: Path) -> Commands:
-    (folder / ".git/remotes").mkdir()
-    (folder / ".git/remotes/old").write_text(f"URL: {truth}\n")
-    return (("fetch", "old"), *FETCH[1:])
-
-
-def legacy_branch(folder: Path, truth: Path) -> Commands:
-    (folder / ".git/branches").mkdir(exist_ok=True)
-    (folder / ".git/branches/old").write_text(f"{truth}#main\n")
-    return (("fetch", "old"), *FETCH[1:])
-
-
 def submodule(folder: Path, truth: Path) -> Commands:
     head = git(truth, "rev-parse", "HEAD").strip()
     git(folder, "update-index", "--add", "--cacheinfo", f"160000,{head},sub")
@@ -185,35 +170,25 @@ OTHER_TREE: Commands = (("ls-files", "--others"), ("grep", "--no-index", SECRET)
 ESCAPES: dict[str, Prepare] = {
     "git-file-absolute": git_file(lambda path, folder: str(path)),
     "git-file-relative": git_file(relative),
-    "git-file-through-a-folder": git_file(lambda path, folder: f"a/../{relative(path, folder)}"),
     "linked-git-file": linked_git_file,
     "link-to-a-git-file": link_to_a_git_file,
     "file-with-another-name": file_that_git_takes_for_a_repository,
-    "common-folder-absolute": common_folder(lambda path, folder: str(path)),
-    "common-folder-relative": common_folder(relative),
+    "common-folder": common_folder,
     "worktree": worktree_of_the_workspace,
-    "alternates-absolute": alternates("{absolute}/.git/objects\n"),
     "alternates-relative": alternates("{relative}/.git/objects\n"),
     "alternates-quoted": alternates('"{relative}\\057.git/objects"\n'),
-    "alternates-quoted-dots": alternates('"\\056\\056/\\056\\056/../../truth\\057.git/objects"\n'),
     "alternates-behind-a-link": alternates_behind_a_link,
     "multi-pack-index": multi_pack_index,
-    "remote-absolute": setting("remote.origin.url", "{absolute}"),
     "remote-relative": setting("remote.origin.url", "{relative}"),
-    "remote-file": setting("remote.origin.url", "file://{absolute}"),
     "remote-file-encoded": setting("remote.origin.url", "file://{absolute}/%2e%67it"),
     "remote-of-a-branch": setting("branch.main.remote", "{absolute}", (("fetch",), *FETCH[1:])),
     "remote-relative-to-a-worktree": relative_to_a_worktree,
-    "legacy-remote": legacy_remote,
-    "legacy-branch": legacy_branch,
     "submodule": submodule,
-    "working-tree-absolute": setting("core.worktree", "{absolute}", OTHER_TREE),
     "working-tree-relative": setting("core.worktree", "../../../truth", OTHER_TREE),
     "revisions-to-ignore": setting(
         "blame.ignoreRevsFile", "{absolute}/" + SECRET, (("blame", "HEAD", "file.txt"),)
     ),
 }
-NO_LONGER_IN_GIT = frozenset({"legacy-remote", "legacy-branch"})
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -231,7 +206,7 @@ def test_git_does_not_leave_the_workspace(workspace: Path, tmp_path: Path, truth
     shutil.rmtree(workspace)
     untouched.rename(workspace)
     output = "".join(git(folder, *command) for command in commands)
-    assert SECRET in output or name in NO_LONGER_IN_GIT, f"the attack does not work: {output}"
+    assert SECRET in output, f"the attack does not work: {output}"
 
 
 def test_submodule_that_only_a_commit_names_is_not_cloned(
@@ -255,29 +230,19 @@ LOCATION = "/episode/workspace"
     ("location", "remains"),
     [
         ("origin", True),
-        (".", True),
         ("https://example.org/a/b.git", True),
-        ("ssh://git@example.org:22/~ann/a.git", True),
         ("git@example.org:ann/a.git", True),
-        ("example.org:~/a.git", True),
         (f"{LOCATION}/store.git", True),
         (f"file://{LOCATION}/store.git", True),
-        ("store.git", True),
         ("../truth", False),
         ("/episode/tasks", False),
-        (f"{LOCATION}/../tasks", False),
         (f"{LOCATION}-2", False),
         (f"/{LOCATION}/a", False),
-        ("file:///episode/tasks", False),
         (f"file://{LOCATION}/%2e%2e/tasks", False),
-        ("file://localhost/episode/tasks", False),
         ("https://example.org/../../../../tasks", False),
-        ("host:/../../../tasks", False),
         ("a/b/../../../tasks", False),
         ("~/tasks", False),
-        ("~root/tasks", False),
         ("ext::cat /episode/tasks", False),
-        ("file::/episode/tasks", False),
     ],
 )
 def test_remotes_on_other_machines_and_in_the_workspace_remain(location: str, remains: bool) -> None:
@@ -315,16 +280,3 @@ def test_lists_of_a_reftable_name_files_next_to_them() -> None:
     assert reduce is not None
     kept, removed = reduce(b"0x1-0x2-3.ref\n../../../tasks/a.ref\n", "a/reftable/tables.list")
     assert (kept, removed) == (b"0x1-0x2-3.ref\n", ["a path that leads out"])
-
-
-@pytest.mark.parametrize(
-    ("path", "depth", "expected"),
-    [("a", 0, False), ("..", 0, True), ("../a", 1, False), ("./.././a/", 1, False), ("a/..", 1, True)],
-)
-def test_paths_that_climb_after_a_name_lead_out(path: str, depth: int, expected: bool) -> None:
-    assert leads_out(path, depth) is expected
-
-
-def test_value_less_key_of_a_remote_is_harmless() -> None:
-    text = b'[remote "a"]\n\turl\n'
-    assert reduce_config(text, lambda path: False, lambda location: False) == (text, [])

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.archives import folder_cursor
-from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import unpack_root
 from decathlon_mcp.archives.writing import Entry, archive_chunks
-from decathlon_mcp.errors import BadRequestError, LimitExceededError
+from decathlon_mcp.errors import BadRequestError
 
 
 def file(name: str, content: bytes = b"content", mode: int = 0o644) -> Entry:
@@ -93,11 +91,10 @@ def test_a_link_that_is_replaced_is_not_followed(tmp_path: Path) -> None:
     assert (root / "file").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("length", [100, 700, 3000])
-def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, length: int) -> None:
+def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     whole = b"".join(chunks(file("a", b"x" * 4000)))
     with pytest.raises(BadRequestError, match="is not a whole tar archive"):
-        unpack_root([whole[:length]], tmp_path, None)
+        unpack_root([whole[:700]], tmp_path, None)
 
 
 def test_files_of_root_are_given_away(tmp_path: Path) -> None:
@@ -108,31 +105,3 @@ def test_files_of_root_are_given_away(tmp_path: Path) -> None:
     owners = {path.name: (path.lstat().st_uid, path.lstat().st_gid) for path in tmp_path.rglob("*")}
     assert owners == dict.fromkeys(("a", "b", "c", "d"), (1234, 1235)) | {"new": (0, 0)}
     assert Path("/etc/passwd").stat().st_uid == 0
-
-
-def test_folders_below_the_limit_of_levels_are_packed_and_deeper_ones_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Deeper than the levels whose descriptors are kept open, and no deeper than pytest can delete.
-    levels = 50
-    monkeypatch.setattr(folder_cursor, "MAX_LEVELS", levels)
-    deep = tmp_path / "deep"
-
-    def nest(count: int) -> None:
-        deep.mkdir()
-        descriptor = os.open(deep, os.O_RDONLY)
-        for _ in range(count):
-            os.mkdir("folder", dir_fd=descriptor)
-            child = os.open("folder", os.O_RDONLY, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = child
-        os.close(descriptor)
-
-    nest(levels - 1)
-    archive = tmp_path / "a.tar"
-    pack_folder(deep, archive, 1 << 30, below=tmp_path)
-    assert archive.stat().st_size > levels * 512
-    deep.rename(tmp_path / "before")
-    nest(levels + 1)
-    with pytest.raises(LimitExceededError, match="levels deep"):
-        pack_folder(deep, archive, 1 << 30, below=tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,7 +42,7 @@ def audit(state: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[str, Any], str]:
     state = tmp_path_factory.mktemp("state")
-    return state, *audit(state, "sound", "free", "clock", "listing", "leaky", "forgeable")
+    return state, *audit(state, "sound", "free", "clock", "leaky", "forgeable")
 
 
 def test_each_fault_is_found_by_its_own_check_only(audited: Any) -> None:
@@ -53,7 +52,6 @@ def test_each_fault_is_found_by_its_own_check_only(audited: Any) -> None:
         "free": ["pays for nothing"],
         "forgeable": ["can be forged"],
         "clock": ["unsteady"],
-        "listing": ["unsteady"],
         "leaky": ["leaks"],
         "sound": [],
     }, printed
@@ -94,20 +92,13 @@ def test_tools_without_a_shell_cannot_carry_all_attacks(audited: Any) -> None:
 
 
 def test_a_sound_task_withstands_every_attack_with_a_shell(tmp_path: Path) -> None:
-    status, document, printed = audit(tmp_path, "sound-shell")
+    status, document, printed = audit(tmp_path, "sound-shell", "--policies", "forgers")
     assert status == 0, printed
     (task,) = document["tasks"]
     reasons = {why for name, why in task["not_checked"].items() if name.startswith("forger")}
     reasons = {why for why in reasons if not (why.startswith("no file ") and "is known" in why)}
     assert reasons <= {"no tool runs as root"}  # in namespaces nobody is root
     assert task["cost"]["grading_seconds"] > 0
-
-
-def test_a_policy_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    status, document, printed = audit(tmp_path, "--policies", "magic")
-    assert (status, document) == (2, {})
-    assert "--policies" in printed
-    assert "idle" in printed
 
 
 def test_without_its_own_check_a_fault_is_not_found(audited: Any) -> None:
@@ -128,13 +119,11 @@ def test_a_search_finds_a_dense_evaluator_that_leaks(tmp_path: Path) -> None:
 
 def test_a_task_with_a_recorded_web_is_audited_with_web(tmp_path: Path) -> None:
     web = ("--web", "record", "--web-proxy", str(STAND_IN))
-    words = ("find-paper", "free", "--policies", "idle", "--suite", str(ARXIV / "suite"))
+    words = ("find-paper", "--policies", "idle", "--suite", str(ARXIV / "suite"))
     _, document, printed = audit(tmp_path, *words, *web)
     attempts, _ = read_stored(tmp_path, document["run"])
     verdicts = [attempts["find-paper", policy].verdict for policy in ("null", "reads")]
     assert [verdict.raw["web"]["mode"] for verdict in verdicts if verdict] == ["record", "record"], printed
-    (free,) = [task for task in document["tasks"] if task["task"] == "free"]
-    assert " ".join(web) in free["findings"][0]["command"]
 
 
 def test_no_attack_runs_a_command_where_nothing_is_isolated(tmp_path: Path) -> None:
@@ -146,29 +135,9 @@ def test_no_attack_runs_a_command_where_nothing_is_isolated(tmp_path: Path) -> N
     assert task["not_checked"]["forger link-absolute"] == "no tool gives a shell"
 
 
-def test_an_interrupt_prints_what_is_finished_and_the_next_audit_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "decathlon_mcp.cli", "audit", "--suite", str(SUITE), "--jobs", "1"]
-    words = ["--state", str(tmp_path), "--policies", "idle", "free", "sound", "clock"]
-    with subprocess.Popen(
-        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as audit_process:
-        assert audit_process.stderr is not None
-        for line in audit_process.stderr:
-            if "attempts" in line:
-                audit_process.send_signal(signal.SIGINT)
-                break
-        _, _ = audit_process.communicate()
-    assert audit_process.returncode == 130
-    status, document, printed = audit(tmp_path, "free", "sound", "clock", "--policies", "idle")
-    assert (status, len(document["tasks"])) == (1, 3)
-    assert "are known" in printed
-
-
 SOME = (
-    *("results", "modules-in-the-workspace", "git-hooks", "git-textconv", "git-external-diff", "dotfiles"),
-    *("link-absolute", "link-through-proc", "workspace-a-link-to-the-answers", "workspace-nothing"),
-    *("special-fifo", "too-deep", "sparse-terabyte", "bomb-depth", "survivor-daemon"),
-    *("answers-on-the-machine", "reference-zip-link"),
+    *("results", "git-external-diff", "link-absolute", "link-through-proc", "workspace-nothing"),
+    *("special-fifo", "too-deep", "sparse-terabyte", "answers-on-the-machine"),
 )
 """Attacks of each kind: all of them take a minute."""
 

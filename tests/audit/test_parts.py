@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -68,11 +66,6 @@ def test_tools_that_write_read_and_remove_are_told_apart() -> None:
     assert list(map(is_removing, (write, read, remove))) == [False, False, True]
 
 
-def test_what_a_tool_says_of_itself_counts_more_than_its_name() -> None:
-    assert not is_reading(tool("shop__get_order", annotations={"readOnlyHint": False}))
-    assert is_reading(tool("shop__order", annotations={"readOnlyHint": True}))
-
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
@@ -88,17 +81,12 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_calls_fit_the_schema_and_are_the_same_for_the_same_seed(seed: int) -> None:
     described = Tool.read({"name": "a__b", "inputSchema": SCHEMA})
     arguments = CallMaker(str(seed), ["a.csv"]).arguments(described)
     jsonschema.validate(arguments, SCHEMA)
     assert CallMaker(str(seed), ["a.csv"]).arguments(described) == arguments
-
-
-def test_a_schema_that_names_itself_ends() -> None:
-    schema = {"type": "object", "properties": {"child": {"$ref": "#"}}, "required": ["child"]}
-    assert CallMaker("1", []).arguments(Tool.read({"name": "a__b", "inputSchema": schema}))
 
 
 def test_answers_are_what_nobody_can_know() -> None:
@@ -142,16 +130,6 @@ def test_names_in_an_attack_cannot_leave_their_quotes() -> None:
     text = shell_command(first, root="/r", task="/r/it's", workspace="/r/w", outputs=["a'; touch x; '"])
     assert "TASK=" + quote("/r/it's") in text
     assert "touch x" not in text  # a name with a blank is left out
-
-
-def test_the_digest_of_a_file_that_is_there_is_no_answer(tmp_path: Path) -> None:
-    """A tool may say it of any file."""
-    shutil.copytree(SUITE, tmp_path / "suite")
-    task = tmp_path / "suite/tasks/planted/leaky"
-    story = (task / "initial_workspace/story.txt").read_bytes()
-    (task / "groundtruth_workspace/answer.txt").write_text(hashlib.sha256(story).hexdigest())
-    suite = load_suite(str(tmp_path / "suite"), "en")
-    assert not read_answers(suite, suite.task("leaky"), "").parts
 
 
 def test_a_task_whose_attacks_were_interrupted_is_sound_so_far(capsys: pytest.CaptureFixture[str]) -> None:

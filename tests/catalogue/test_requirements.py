@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
@@ -22,7 +22,6 @@ from decathlon_mcp.catalogue.requirements import (
 )
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.plugins.readiness.suites import (
-    ZONE_SCRIPT,
     parse_missing_programs,
     probe_command,
     read_zone,
@@ -54,14 +53,6 @@ def sentences(checkout: Checkout) -> list[str]:
     return Catalogue([suite]).missing_sentences(suite, suite.tasks["find-paper"])
 
 
-def test_a_task_with_everything_lacks_nothing(checkout: Checkout) -> None:
-    checkout.server("filesystem")
-    checkout.task(servers=("filesystem",))
-    suite = checkout.load()
-    assert missing(checkout) == []
-    assert Catalogue([suite]).is_runnable(suite, suite.tasks["find-paper"])
-
-
 def test_the_bundled_suite_lacks_nothing_without_a_network() -> None:
     suite = load_suite("starter")
     catalogue = Catalogue([suite], host=HostInfo(has_network=False))
@@ -83,16 +74,6 @@ def test_a_requirement_has_a_kind_and_a_page_of_the_checkout_if_it_exists(checko
         "said": first.message,
         "page": first.page,
     }
-
-
-def test_a_suites_own_pages_override_the_profiles(checkout: Checkout) -> None:
-    checkout.server("github")
-    checkout.server("emails")
-    checkout.task(servers=("github", "emails"))
-    checkout.write(
-        "suite.yaml", "pages: {token.github_token: 'https://x.test/keys', 'service.*': docs/x.md}\n"
-    )
-    assert [item.page for item in missing(checkout)] == ["https://x.test/keys", "docs/x.md"]
 
 
 def test_every_page_of_this_project_exists() -> None:
@@ -122,43 +103,6 @@ def test_a_task_that_needs_a_network_cannot_run_on_a_host_without_one(checkout: 
     assert (requirement.kind, "--network none" in requirement.message) == ("network", True)
 
 
-def test_a_file_with_an_error_is_a_missing_requirement_without_a_page_in_its_sentence(
-    checkout: Checkout,
-) -> None:
-    checkout.task()
-    path = checkout.write("tasks/finalpool/find-paper/task_config.json", '{"needed_mcp_servers": [,]}')
-    (requirement,) = missing(checkout)
-    assert (requirement.kind, requirement.name) == ("broken", str(path))
-    assert requirement.sentence == f"{path}, line 1: not JSON: Expecting value"
-
-
-def test_a_server_without_a_file_is_missing(checkout: Checkout) -> None:
-    checkout.task(servers=("ghost",))
-    folder = checkout.path / "configs/mcp_servers"
-    message = f"needs the MCP server 'ghost': add a file that describes it to {folder}"
-    assert sentences(checkout) == [f"{message} (see docs/writing-tasks.md)"]
-
-
-def test_a_local_tool_without_code_is_missing(checkout: Checkout) -> None:
-    checkout.task(local_tools=("claim_done", "sleep", "juggle"))
-    (requirement,) = missing(checkout)
-    assert (requirement.kind, requirement.name) == ("local tool", "juggle")
-    assert requirement.message.endswith(f"set `local_code` in {checkout.path / 'suite.yaml'}")
-
-
-def test_a_service_is_missing_until_it_is_marked_as_available(checkout: Checkout) -> None:
-    checkout.server("k8s", "params: {command: k8s-mcp-server}")
-    checkout.task(servers=("k8s",))
-    (sentence,) = sentences(checkout)
-    assert sentence == (
-        "needs the service k8s (ports 30123, 30124, 30137), which is not marked as available: it needs kind "
-        "and a container engine, as deployment/k8s says, then set `services: {k8s: {available: true}}` in "
-        "suite.yaml (see docs/toolathlon.md#which-tasks-run)"
-    )
-    checkout.write("suite.yaml", "services: {k8s: {available: true}}\n")
-    assert sentences(checkout) == []
-
-
 def test_a_private_service_is_missing_until_its_image_is_built_or_the_service_is_hosted(
     checkout: Checkout,
 ) -> None:
@@ -179,14 +123,6 @@ def test_a_private_service_is_missing_until_its_image_is_built_or_the_service_is
     assert missing(checkout, without_image) == []
 
 
-def test_a_private_service_without_the_file_that_it_starts_with_is_missing(checkout: Checkout) -> None:
-    checkout.server("emails")
-    checkout.task(servers=("emails",))
-    host = HostInfo(service_images={checkout.load().name: frozenset({"decathlon-mail:latest"})})
-    (requirement,) = missing(checkout, host)
-    assert "starts with configs/users_data.json of the checkout" in requirement.message
-
-
 def test_a_token_that_is_not_filled_in_is_missing(checkout: Checkout) -> None:
     checkout.server(
         "github", "params: {command: g, env: {T: '${token.github_token}', R: '${token.github_read_only}'}}"
@@ -205,27 +141,6 @@ def test_a_token_that_is_not_filled_in_is_missing(checkout: Checkout) -> None:
     assert sentences(checkout) == [
         f"needs github_read_only, which is not filled in: set it in {file} (see {ACCOUNTS_PAGE})"
     ]
-
-
-def test_a_credential_that_is_a_file_must_exist(checkout: Checkout) -> None:
-    checkout.server("google_forms")
-    checkout.task(servers=("google_forms",))
-    path = checkout.path / "configs/google_credentials.json"
-    message = f"needs the file configs/google_credentials.json, which does not exist: put it at {path}"
-    assert sentences(checkout) == [f"{message} (see {ACCOUNTS_PAGE}#google-account)"]
-    checkout.write("configs/google_credentials.json", "{}")
-    assert sentences(checkout) == []
-
-
-def test_a_credential_that_only_some_slots_have_is_missing(checkout: Checkout) -> None:
-    checkout.server("wandb")
-    checkout.task(servers=("wandb",))
-    slots = "accounts: {{wandb: {{slots: {{a: {{values: {{token.wandb_api_key: x}}}}, b: {{{}}}}}}}}}\n"
-    checkout.write("suite.yaml", slots.format(""))
-    (requirement,) = missing(checkout)
-    assert requirement.name == "wandb_api_key"
-    checkout.write("suite.yaml", slots.format("values: {token.wandb_api_key: y}"))
-    assert missing(checkout) == []
 
 
 SERVERS: dict[str, tuple[str, Sequence[str]]] = {
@@ -308,41 +223,7 @@ def test_a_downloadable_program_is_missing_only_without_a_network(probed: tuple[
     assert [item.name for item in catalogue.missing_requirements(suite, offline)] == ["gone"]
 
 
-def test_a_program_of_this_machine_that_sandboxes_do_not_see_is_called_so(
-    checkout: Checkout, tmp_path: Path
-) -> None:
-    program = tmp_path / "server"
-    program.touch(mode=0o755)
-    checkout.server("shop", f"params: {{command: {program}}}")
-    checkout.server("git", "params: {command: sh}")
-    checkout.task("find-paper", servers=("shop", "git"))
-    checkout.write("suite.yaml", "tasks: {find-paper: {network: false}}\n")
-    suite = checkout.load()
-    catalogue = Catalogue([suite])
-    found = json.dumps({"shop": [f"the program {program}", False], "git": ["the npm package x", True]})
-    sentences: dict[str, list[str]] = {}
-    for where in ("", "the image x"):
-        catalogue.record_missing_programs(suite, parse_missing_programs(suite, found, where))
-        sentences[where] = catalogue.missing_sentences(suite, suite.tasks["find-paper"])
-    hidden, missing = sentences[""]
-    assert "which is not visible in the sandbox: this machine has it at " in hidden
-    assert "`--isolation none`" in hidden
-    assert "which is missing: looked for on this machine" in missing
-    assert all("which is missing: looked for in the image x" in text for text in sentences["the image x"])
-
-
-def test_programs_missing_in_one_suites_sandboxes_do_not_affect_another(
-    probed: tuple[Suite, str], tmp_path: Path
-) -> None:
-    suite, output = probed
-    twin = load_suite(suite.path.rename(tmp_path / "twin"))
-    catalogue = Catalogue([suite, twin])
-    catalogue.record_missing_programs(suite, parse_missing_programs(suite, output, ""))
-    assert not catalogue.is_runnable(suite, suite.tasks["offline"])
-    assert catalogue.is_runnable(twin, twin.tasks["offline"])
-
-
-@pytest.mark.parametrize("output", ["", "{}x", '{"a": "b"}', "[]"])
+@pytest.mark.parametrize("output", ["{}x", '{"a": "b"}'])
 def test_invalid_output_of_the_probe_is_an_error(checkout: Checkout, output: str) -> None:
     checkout.task()
     suite = checkout.load()
@@ -355,9 +236,7 @@ def test_invalid_output_of_the_probe_is_an_error(checkout: Checkout, output: str
     [
         (None, []),
         ('{"email": "a@b.test", "password": "x"}', []),
-        ('[{"email": "a@b.test", "password": "x"}, {}]', []),
         ('{"email": "a@b.test", "password": ""}', ["password"]),
-        ("[]", ["email", "password"]),
         ("not JSON", ["email", "password"]),
     ],
 )
@@ -376,53 +255,14 @@ def test_a_gym_task_whose_mail_account_has_no_password_lacks_it(
         assert item.page == "docs/gym.md#tasks-without-a-password"
 
 
-def test_a_recorded_web_replaces_the_network(checkout: Checkout) -> None:
-    checkout.server("papers")
-    checkout.task(servers=("papers",))
-    checkout.write("suite.yaml", json.dumps({"servers": {"papers": {"network": True}}}))
-    assert [each.kind for each in missing(checkout, HostInfo(has_network=False))] == ["network"]
-    assert missing(checkout, HostInfo(has_network=False, has_web=True)) == []
-
-
-def test_a_replay_needs_a_recording_and_no_key_that_only_the_live_web_asks_for(checkout: Checkout) -> None:
-    checkout.server("papers")
-    checkout.task(servers=("papers",))
-    needs = {"network": True, "credentials": ["token.search", "token.shop"]}
-    settings = {"servers": {"papers": needs}, "needed_to_record": ["token.search"]}
-    checkout.write("suite.yaml", json.dumps(settings))
-    recording = HostInfo(has_web=True)
-    assert [each.name for each in missing(checkout, recording)] == ["search", "shop"]
-    without = HostInfo(has_web=True, missing_recording=lambda suite, task: f"needs a recording of {task.id}")
-    assert [(each.kind, each.name) for each in missing(checkout, without)] == [
-        ("recording", "recording"),
-        ("credential", "shop"),
-    ]
-    assert missing(checkout, without)[0].sentence.startswith("needs a recording of find-paper (see docs/")
-    replay = HostInfo(has_web=True, missing_recording=lambda suite, task: "")
-    assert [each.name for each in missing(checkout, replay)] == ["shop"]
-
-
 @pytest.mark.parametrize(
     ("output", "zone"),
     [
         ('["Europe/Berlin", ""]', ZoneInfo("Europe/Berlin")),
         ('["", ""]', UTC),
-        ('["No/Such", ""]', None),
         ('["../../etc/passwd", ""]', None),
         ('["", "VFppZg=="]', None),
-        ('["", "VFppZjI="]', None),
-        ("{}", None),
-        ("", None),
     ],
 )
 def test_zone_of_a_sandbox_is_read_from_what_it_prints(output: str, zone: ZoneInfo | None) -> None:
     assert read_zone(output) == zone
-
-
-def test_zone_of_a_sandbox_is_its_variable_or_its_file() -> None:
-    command = [sys.executable, "-c", ZONE_SCRIPT]
-    here = read_zone(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert here is not None
-    assert datetime.now(here).utcoffset() == datetime.now().astimezone().utcoffset()
-    there = subprocess.run(command, capture_output=True, text=True, check=True, env={"TZ": "Asia/Tokyo"})
-    assert read_zone(there.stdout) == ZoneInfo("Asia/Tokyo")

@@ -36,23 +36,14 @@ def way(checkout: Checkout, host: HostInfo | None = None) -> WayToRun:
             "with a recording (serper_api_key to record it)",
         ),
         (("emails",), (), "with a private service", "with private mail"),
-        (("emails", "fetch"), (), "with a recording", "with a recording and private mail"),
         (("canvas", "emails"), (), "with a private service", "with a private Canvas and private mail"),
         (("woocommerce", "github"), (), "cannot run", "cannot run: github_token"),
         (("k8s", "emails"), (), "cannot run", "cannot run: the service k8s"),
-        (("github", "fetch"), (), "cannot run", "cannot run: github_token"),
-        (("github", "fetch"), ("web_search",), "cannot run", "cannot run: github_token, serper_api_key"),
         (
             ("snowflake",),
             (),
             "cannot run",
             "cannot run: snowflake_account, snowflake_user, configs/snowflake_rsa_key.p8",
-        ),
-        (
-            ("google_calendar",),
-            (),
-            "cannot run",
-            "cannot run: configs/gcp-oauth.keys.json, configs/google_credentials.json",
         ),
     ],
 )
@@ -78,28 +69,6 @@ def test_what_the_operator_has_is_not_missing(checkout: Checkout) -> None:
     found = way(checkout)
     assert found == WayToRun(recording=True)
     assert found.text == "with a recording"
-
-
-def test_a_gym_task_has_a_database_of_its_own(gym: Checkout) -> None:
-    gym.task()
-    assert way(gym).text == "with a private database"
-
-
-def test_ways_are_counted_with_the_missing_ones_last() -> None:
-    ways = [
-        WayToRun(missing=("a",)),
-        WayToRun(recording=True, to_record=("key",)),
-        WayToRun(recording=True),
-        WayToRun(services=("private mail",)),
-        WayToRun(),
-        WayToRun(missing=("b", "c")),
-    ]
-    assert [*count_ways(ways).items()] == [
-        ("ready", 1),
-        ("with a recording", 2),
-        ("with private mail", 1),
-        ("cannot run", 2),
-    ]
 
 
 def test_a_task_with_a_file_that_has_an_error_is_broken(checkout: Checkout) -> None:

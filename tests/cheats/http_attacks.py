@@ -76,59 +76,32 @@ CHUNKED = HEAD + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\
 HEALTH_CHUNKED = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def endless_header_lines(host: str, port: int) -> None:
-    """Header lines without end."""
-    await send(host, port, HEAD, repeat=b"a:b\r\n")
+def endless(name: str, head: bytes, repeat: bytes) -> Attack:
+    """An attack that sends the beginning of a request, and then the same bytes without end."""
+
+    async def attack(host: str, port: int) -> None:
+        await send(host, port, head, repeat=repeat)
+
+    attack.__name__ = f"endless_{name}"
+    return attack
 
 
-async def endless_header_value(host: str, port: int) -> None:
-    """One header line without end."""
-    await send(host, port, HEAD + b"a: ", repeat=b"b")
-
-
-async def endless_header_name(host: str, port: int) -> None:
-    """A header's name without end."""
-    await send(host, port, HEAD, repeat=b"b")
-
-
-async def endless_address(host: str, port: int) -> None:
-    """A path without end."""
-    await send(host, port, b"GET /", repeat=b"a")
-
-
-async def endless_query(host: str, port: int) -> None:
-    """A query without end."""
-    await send(host, port, b"GET /tasks/random/mcp?", repeat=b"a=&")
-
-
-async def endless_line_breaks(host: str, port: int) -> None:
-    """Line breaks before a request, which parsers skip."""
-    await send(host, port, repeat=b"\r\n")
-
-
-async def endless_trailers(host: str, port: int) -> None:
-    """Trailers of a chunked body without end."""
-    await send(host, port, CHUNKED + b"0\r\n", repeat=b"a:b\r\n")
-
-
-async def endless_trailer_value(host: str, port: int) -> None:
-    """One trailer without end."""
-    await send(host, port, HEALTH_CHUNKED + b"0\r\na: ", repeat=b"b")
-
-
-async def endless_chunk_extension(host: str, port: int) -> None:
-    """An extension of a chunk without end."""
-    await send(host, port, CHUNKED + b"1;a=", repeat=b"b")
-
-
-async def tiny_chunks(host: str, port: int) -> None:
-    """A body in chunks of one byte."""
-    await send(host, port, CHUNKED, repeat=b"1\r\n[\r\n")
-
-
-async def endless_chunks_to_another_route(host: str, port: int) -> None:
-    """A body without end for a route that reads none."""
-    await send(host, port, HEALTH_CHUNKED, repeat=b"10000\r\n" + b"a" * 0x10000 + b"\r\n")
+ENDLESS = (
+    endless("header_lines", HEAD, b"a:b\r\n"),
+    endless("header_value", HEAD + b"a: ", b"b"),
+    endless("header_name", HEAD, b"b"),
+    endless("address", b"GET /", b"a"),
+    endless("query", b"GET /tasks/random/mcp?", b"a=&"),
+    endless("line_breaks", b"", b"\r\n"),
+    endless("trailers", CHUNKED + b"0\r\n", b"a:b\r\n"),
+    endless("trailer_value", HEALTH_CHUNKED + b"0\r\na: ", b"b"),
+    endless("chunk_extension", CHUNKED + b"1;a=", b"b"),
+    endless("tiny_chunks", CHUNKED, b"1\r\n[\r\n"),
+    endless("chunks_to_another_route", HEALTH_CHUNKED, b"10000\r\n" + b"a" * 0x10000 + b"\r\n"),
+    # Their responses are not read.
+    endless("pipelined_requests", b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"),
+    endless("brackets", request("/mcp", Content_Length=str(FLOOD_BYTES)), b"[],"),
+)
 
 
 async def large_bodies_for_other_routes(host: str, port: int) -> None:
@@ -137,11 +110,6 @@ async def large_bodies_for_other_routes(host: str, port: int) -> None:
         for path in ("/", "/healthz", "/mcp", "/none"):
             head = request(path, method=method, Content_Length=str(FLOOD_BYTES))
             await send(host, port, head, repeat=b"a")
-
-
-async def pipelined_requests(host: str, port: int) -> None:
-    """Requests without end on one connection, whose responses are not read."""
-    await send(host, port, repeat=b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
 
 
 async def pipelined_behind_a_stream(host: str, port: int) -> None:
@@ -173,11 +141,6 @@ async def open_session(host: str, port: int, **client_info: Any) -> str:
         if name.lower() == b"mcp-session-id":
             return value.strip().decode()
     return ""
-
-
-async def flood_of_brackets(host: str, port: int) -> None:
-    """60 MB of empty arrays in an initialize request."""
-    await send(host, port, request("/mcp", Content_Length=str(FLOOD_BYTES)), repeat=b"[],")
 
 
 def _bodies(size: int) -> Iterable[bytes]:
@@ -311,22 +274,10 @@ async def many_connections(host: str, port: int, *, count: int = 2_000, seconds:
 
 
 ATTACKS: tuple[Attack, ...] = (
-    endless_header_lines,
-    endless_header_value,
-    endless_header_name,
-    endless_address,
-    endless_query,
-    endless_line_breaks,
-    endless_trailers,
-    endless_trailer_value,
-    endless_chunk_extension,
-    tiny_chunks,
-    endless_chunks_to_another_route,
+    *ENDLESS,
     large_bodies_for_other_routes,
-    pipelined_requests,
     pipelined_behind_a_stream,
     other_protocols,
-    flood_of_brackets,
     expensive_bodies,
     forms_of_a_page,
     long_names,

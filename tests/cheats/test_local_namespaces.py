@@ -77,7 +77,9 @@ def prefix_of_the_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield prefix
 
 
-@pytest.fixture(scope="module", name="cheats", params=["by themselves", "forks"])
+@pytest.fixture(
+    scope="module", name="cheats", params=["by themselves", pytest.param("forks", marks=pytest.mark.long)]
+)
 async def cheat_server_in_namespaces(
     request: pytest.FixtureRequest, prefix: Path, anyio_backend: object
 ) -> AsyncGenerator[CheatServer]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 import pytest
 
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import SetUpError
 from tests.cheats.agent import SOLUTIONS, Agent, CheatServer
+from tests.cheats.test_secrets import SEARCH_PROCESSES
+from tests.cheats.test_secrets import search as search_by
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -73,21 +73,7 @@ def skip_many_files(provider: str) -> None:
 
 async def search(agent: Agent) -> str:
     """Search all files, IPC objects, sockets and processes for the answer; returns what has it."""
-    answer = sha256((await agent.shell("cat seed.txt")).encode()).hexdigest()
-    # The programs get two halves: they must not find the answer in their own source.
-    halves = f"HALVES = {[answer[:32], answer[32:]]}\n"
-    in_processes = """
-import glob, os
-for path in glob.glob("/proc/[0-9]*/*"):
-    if path.split("/")[2] != str(os.getpid()) and path.endswith(("/cmdline", "/environ")):
-        try:
-            with open(path, "rb") as file:
-                if "".join(HALVES).encode() in file.read():
-                    print(path)
-        except OSError:
-            pass
-"""
-    return await agent.python(halves + SEARCH) + await agent.python(halves + in_processes)
+    return await search_by(agent, SEARCH) + await search_by(agent, SEARCH_PROCESSES)
 
 
 async def ways(agent: Agent, kind: str) -> list[str]:
@@ -105,7 +91,7 @@ async def test_answers_left_by_preprocess_do_not_reach_the_agent(cheats: CheatSe
         # The search does find answers.
         await agent.shell("sha256sum seed.txt | cut -c 1-64 > /root/copy; mkdir /dev/shm/$(cat /root/copy)")
         answer = (await agent.shell("cat /root/copy")).strip()
-        assert {*(await search(agent)).split()} == {f"/dev/shm/{answer}", "/root/copy"}
+        assert {*(await search_by(agent, SEARCH)).split()} == {f"/dev/shm/{answer}", "/root/copy"}
 
 
 async def test_honest_work_is_rewarded_after_a_careless_preprocess(cheats: CheatServer) -> None:

@@ -142,11 +142,3 @@ async def test_an_attempt_that_leaves_no_place_for_the_evaluator_is_forfeited(
         verdict = await claim_and_evaluate(player)
     assert (verdict["status"], verdict["reward"]) == ("forfeited", 0.0), verdict
     assert "/var/lib" not in verdict["detail"]
-
-
-async def test_other_tasks_are_graded_in_a_new_sandbox(served: Served, provider: str) -> None:
-    async with playing(served, "find-answer", "task") as player:
-        await start_background_processes(player, "forward")
-        verdict = await claim_and_evaluate(player)
-    assert (verdict["in_place"], verdict["status"]) == (False, "scored")
-    assert not [line for line in processes_marked(served.state) if line.startswith("forward")]

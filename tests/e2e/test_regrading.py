@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.app import bootstrap
-from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
+from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, read_kept
 from decathlon_mcp.settings import read_settings
@@ -173,20 +173,6 @@ async def test_what_the_first_grading_refused_is_refused_again(checkout: Checkou
         verdict = (await player.call("evaluate")).structured_content
     assert len(verdict["refused"]) == 2
     assert list((await checkout.regrade(verdict)).after.refused) == verdict["refused"]
-
-
-async def test_nothing_is_kept_without_the_setting(checkout: Checkout) -> None:
-    async with checkout.playing("find-answer", keep=None) as player:
-        await player.call("claim_done")
-        verdict = (await player.call("evaluate")).structured_content
-    assert {path.name for path in checkout.folder(verdict).iterdir()} == {
-        "trajectory.jsonl",
-        "verdict.json",
-        "traj_log.json",
-        "eval_res.json",
-    }
-    with pytest.raises(BadRequestError, match="nothing of it was kept"):
-        read_kept(checkout.folder(verdict))
 
 
 async def test_a_task_that_cannot_be_found_or_repeated_is_an_error(checkout: Checkout) -> None:

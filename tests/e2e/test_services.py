@@ -105,16 +105,12 @@ async def served(
         "shopping",
         {"preprocess/main.py": preprocess, "evaluation/main.py": EVALUATION.format(port=port)},
     )
-    add_task(suite, "down", {})
-    add_task(suite, "unready", {})
     add_task(suite, "counting", {"evaluation/main.py": EVALUATION.format(port=7000)})
     (suite / "keys").mkdir()
     (suite / "keys" / "one").write_text("first key")
     settings = yaml.safe_load((suite / "suite.yaml").read_text())
     settings["services"] = {
         "shop": {"ports": {port: shop}, "available": True},
-        "unbuilt": {"ports": [7001], "available": True, "image": "nobody/has-this", "cure": "build it"},
-        "gone": {"ports": {10004: 1}, "available": True},
         "counter": {
             "ports": {7000: 1},
             "private": {
@@ -132,8 +128,6 @@ async def served(
     }
     settings["tasks"] |= {
         "shopping": {"services": ["shop"], "leaves_running": True},
-        "down": {"services": ["gone"]},
-        "unready": {"services": ["unbuilt"]},
         "counting": {"services": ["counter"]},
     }
     (suite / "suite.yaml").write_text(json.dumps(settings))
@@ -175,22 +169,6 @@ async def test_processes_that_preprocess_started_keep_running_and_credentials_ar
         before = await player.text("probe__read", path="beat")
         while await player.text("probe__read", path="beat") == before:  # noqa: ASYNC110
             await anyio.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("task_id", "message"),
-    [
-        ("down", "the service gone does not answer at localhost:1$"),
-        ("unready", "no image nobody/has-this for the service unbuilt: build it|needs a container"),
-    ],
-)
-async def test_a_missing_service_fails_the_set_up_and_is_named(
-    served: Served, task_id: str, message: str
-) -> None:
-    started = await start(served, task_id, wait=False)
-    async with connected(served.lobby) as lobby:
-        with pytest.raises(MCPError, match=message):
-            await lobby.call_tool("list_tools", {"episode": started["episode"]})
 
 
 @pytest.mark.docker

@@ -1,4 +1,4 @@
-"""The server on stdio, for every revision and provider."""
+"""The server on stdio, for every provider."""
 
 from __future__ import annotations
 
@@ -20,27 +20,22 @@ from tests.probe.serving import SUITE
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-@pytest.fixture(params=["handshake", pytest.param("sessionless", marks=pytest.mark.long)])
-def era(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @asynccontextmanager
-async def stdio(state: Path, provider: str, era: str, *options: str) -> AsyncGenerator[Client]:
+async def stdio(state: Path, provider: str, *options: str) -> AsyncGenerator[Client]:
     command = ["-m", "decathlon_mcp.cli", "stdio", "--suite", SUITE, "--provider", provider]
     parameters = StdioServerParameters(
         command=sys.executable,
         args=[*command, "--state", str(state), *options],
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
-    async with Client(stdio_client(parameters), mode=ERAS[era]) as client:
+    async with Client(stdio_client(parameters), mode=ERAS["handshake"]) as client:
         yield client
 
 
 async def test_with_a_task_the_process_serves_one_episode_and_leaves_nothing(
-    tmp_path: Path, provider: str, era: str
+    tmp_path: Path, provider: str
 ) -> None:
-    async with stdio(tmp_path, provider, era, "--task", "find-answer") as client:
+    async with stdio(tmp_path, provider, "--task", "find-answer") as client:
         assert client.instructions is not None
         assert "Write the answer, 42" in client.instructions
         names = [tool.name for tool in (await client.list_tools()).tools]

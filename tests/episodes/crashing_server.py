@@ -3,7 +3,6 @@
 For each step a process begins a call and ends there, as `kill -9` would end it. A second process continues
 the episode from its files, and a client repeats the request. Prints one JSON line for each step. KIND is
 `play`, `late` (the call fails) or `claim` (the attempt had been closed when its server died).
-With `wait` as a third argument, the first server cannot send a call without waiting.
 
 The sandbox is a folder: what was sent to it has happened, also if its server dies afterwards. As the driver
 does, it runs each request once, by its id, and keeps its reply until it is acknowledged.
@@ -77,15 +76,14 @@ class Crash:
 class FolderDriver:
     """Implements the part of `DriverClient` that sends calls.
 
-    `first`: id of this server's first request. `waits`: no call can be sent without waiting.
+    `first`: id of this server's first request.
     """
 
-    def __init__(self, folder: Path, crash: Crash, first: int, *, waits: bool) -> None:
+    def __init__(self, folder: Path, crash: Crash, first: int) -> None:
         self._folder = folder
         self._crash = crash
         self._ids = count(first)
         self.clock = AttachedClock()
-        self._waits = waits
         folder.mkdir(exist_ok=True)
 
     def new_request_id(self) -> int:
@@ -94,12 +92,6 @@ class FolderDriver:
     def call(
         self, request_id: int, server: str, params: JsonObject, *, on_outcome: Any, **options: Any
     ) -> None:
-        if self._waits:
-            asyncio.get_running_loop().call_soon(self._run, request_id, params, on_outcome)
-        else:
-            self._run(request_id, params, on_outcome)
-
-    def _run(self, request_id: int, params: JsonObject, on_outcome: Any) -> None:
         """The request arrives, and its tool runs unless it has run before."""
         self._crash.step()
         if not (seen := self._folder / f"seen-{request_id}").exists():
@@ -161,8 +153,8 @@ def episode_of(folder: Path) -> Episode:
     )
 
 
-def tools(folder: Path, crash: Crash, generation: int, *, waits: bool = False) -> ToolSession:
-    folder_driver = FolderDriver(folder / "sandbox", crash, generation << 32 | 1, waits=waits)
+def tools(folder: Path, crash: Crash, generation: int) -> ToolSession:
+    folder_driver = FolderDriver(folder / "sandbox", crash, generation << 32 | 1)
     driver = cast("DriverClient", folder_driver)
     starts = ServerStarts(driver, start_seconds=5, running=["probe"])
     return ToolSession(driver, starts)
@@ -179,15 +171,15 @@ def caller_of(operation: str) -> Waiter:
     return Waiter(RequestKeys(operation))
 
 
-async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
+async def begin(folder: Path, step: int, arguments: Any) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
     episode, crash = episode_of(folder), Crash(step)
     episode.trajectory.create()
     episode.mark_opening()
-    make_ready(episode, tools(folder, Crash(0), 1, waits=waits))
+    make_ready(episode, tools(folder, Crash(0), 1))
     async with episode.calls.running():
         await make_call(episode, "probe__tool", CallParams.of({}), waiter=caller_of("before"))
-        session = tools(folder, crash, 2, waits=waits)
+        session = tools(folder, crash, 2)
         episode.calls.open(session)
         trajectory_module.write_all = crash.write_all
         with suppress(CallTimeoutError):
@@ -245,13 +237,13 @@ def fork(run: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder: Path, kind: str, *, waits: bool) -> None:
+def main(folder: Path, kind: str) -> None:
     arguments = {"late": True} if kind == "late" else {"x": 1}
     registry_in(folder)
     for step in range(1, STEPS + 1):
         life = folder / str(step)
         life.mkdir()
-        begins = partial(begin, life, step, arguments, waits)
+        begins = partial(begin, life, step, arguments)
         first = fork(partial(anyio.run, begins))
 
         def second(life: Path = life, first: int = first, step: int = step) -> None:
@@ -262,4 +254,4 @@ def main(folder: Path, kind: str, *, waits: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], waits="wait" in sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -75,13 +75,6 @@ async def test_a_task_that_needs_two_accounts_is_not_overtaken_by_tasks_that_nee
     assert late.admitted.is_set()
 
 
-async def test_a_refusal_names_the_account_that_the_task_would_wait_for() -> None:
-    admission = new_admission(sandboxes=2, queue=0)
-    reserve(admission, "write", MAIL)
-    with pytest.raises(AtCapacityError, match=r"\(read for the account mail, which write has\)"):
-        reserve(admission, "read", MAIL)
-
-
 async def test_a_token_can_take_neither_all_sandboxes_nor_the_whole_queue() -> None:
     admission = new_admission(sandboxes=4, queue=4)
     greedy = [admission.reserve("a", token="greedy") for _ in range(4)]

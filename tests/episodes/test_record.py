@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
-from datetime import timedelta
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.records import read_episode
-from decathlon_mcp.episodes.specification import Instant
 from decathlon_mcp.plugins.retention import remove_unnamed_tools
-from decathlon_mcp.storage.store import EpisodeRow
 from tests.probe.clients import playing, start
 from tests.probe.serving import Served, serving
 
@@ -59,26 +53,6 @@ async def test_the_first_line_has_what_is_fixed_at_the_start_and_no_secret(serve
         assert secret not in json.dumps([head, ready])
 
 
-async def test_a_fact_that_a_plug_in_notes_is_in_the_row_and_in_the_verdict(
-    tmp_path: Path, anyio_backend: object
-) -> None:
-    async with serving(tmp_path / "state", provider="host", survives=True) as served:
-        async with playing(served, "find-answer", "task") as player:
-            await player.call("probe__read", path="notes.txt")
-            episode, store = served.find(player.episode_id), served.episodes.store
-            assert store is not None
-            episode.records.note_facts(moon=True)
-            await player.client.call_tool("claim_done", {})
-            row = store.find_one(EpisodeRow, id=episode.id)
-            assert row is not None
-            stored = read_episode(row, (), served.episodes.catalogue)
-            assert stored.progress.facts.noted()["moon"] is True
-            result = await player.client.call_tool("evaluate", {})
-        assert result.structured_content is not None
-        assert result.structured_content["moon"] is True
-        assert result.structured_content["suite_revision"] == stored.progress.facts.suite_revision
-
-
 async def test_the_tools_are_kept_once_under_the_digest_of_their_content(served: Served) -> None:
     digests: list[str] = []
     offered: list[dict[str, Any]] = []
@@ -113,27 +87,3 @@ async def test_a_list_of_tools_is_removed_when_no_trajectory_names_it(served: Se
     # The next episode with these tools writes the list again.
     await start(served, "find-answer")
     assert file.exists()
-
-
-@pytest.mark.parametrize(("hours", "restarted"), [(10, False), (-10, True), (10, True)])
-async def test_seconds_of_an_attempt_do_not_depend_on_the_clock_that_is_set(
-    served: Served, hours: int, restarted: bool
-) -> None:
-    async with playing(served, "find-answer", "task") as player:
-        await player.call("probe__read", path="notes.txt")
-        episode = served.find(player.episode_id)
-        progress = episode.records.progress
-        assert progress.ready_at is not None
-        # As if the clock had been set back or forward since.
-        episode.records.progress = replace(
-            progress,
-            ready_at=progress.ready_at + timedelta(hours=hours),
-            ready=Instant("another start", 1e9) if restarted else progress.ready,
-        )
-        result = await player.client.call_tool("evaluate", {})
-    assert result.structured_content is not None
-    seconds = result.structured_content["metrics"]["seconds"]
-    if restarted:
-        assert seconds == (0.0 if hours > 0 else episode.spec.limits.episode_seconds)
-    else:
-        assert 0 < seconds < 600

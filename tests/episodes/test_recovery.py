@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
-import stat
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -43,20 +41,18 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.plugins.metrics import metrics_of
-from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
-from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.storage.trajectory import LoggedCalls, RequestKeys, Trajectory
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory, suite_with
+from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory
 from tests.fakes.driver import FakeCall, Handler
 from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
-from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio
 
@@ -72,10 +68,7 @@ async def recovered(
     *,
     task: str = "find-answer",
     suite: str | None = None,
-    path: Path | str = SUITE,
     verdict: JsonObject | None = None,
-    has_file: bool = True,
-    engine_is_late: bool = False,
     agent: SandboxRow | None = None,
     machine: FakeMachine | None = None,
     tools: Mapping[str, Mapping[str, Handler]] = TOOLS,
@@ -84,15 +77,14 @@ async def recovered(
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A registry that has taken over one episode, which a dead server left like this.
 
-    `suite`: the name of another one than that at `path`. `has_file`: whether that server's lock file is still
-    there. `engine_is_late`: no engine answers at the first start. `agent`: the row of the agent's sandbox,
-    which is on `machine`. `write`: writes its trajectory, which is then damaged by `damage`.
+    `suite`: the name of another one than the probe suite's. `agent`: the row of the agent's sandbox, which is
+    on `machine`. `write`: writes its trajectory, which is then damaged by `damage`.
     """
     state = tmp_path / "state"
     settings = read_settings({"state": state})
     create_state_folder(state)
     provider = FakeProvider(tools=tools, run=exits_with(0), machine=machine)
-    factory = replace(sandbox_factory(tmp_path, provider, suite=path), reconnect=ReconnectPolicy(60, 2))
+    factory = replace(sandbox_factory(tmp_path, provider), reconnect=ReconnectPolicy(60, 2))
     limits = create_registry(Catalogue([]), {}, settings, tmp_path).options.limits
     with Store.open(state, "dead") as store:
         store.insert_episode(
@@ -127,27 +119,15 @@ async def recovered(
     trajectory.close()
     damage(trajectory.file)
     (state / "servers").mkdir(exist_ok=True)
-    if has_file:
-        (state / "servers" / "dead").write_text('{"survives": true}')
+    (state / "servers" / "dead").write_text('{"survives": true}')
     scratch = state / "scratch" / "own"
     scratch.mkdir()
     factories = {factory.suite.name: factory}
-    if engine_is_late:
-        with (
-            instance_lock(state, Server(serves=True, survives=True)) as lock,
-            Store.open(state, lock.name) as store,
-        ):
-            registry = create_registry(Catalogue([factory.suite]), factories, settings, scratch, store)
-            provider.unavailable = True
-            async with provider, registry.running():
-                with pytest.raises(ProviderUnavailableError):
-                    await Recovery(registry, lock, [provider], scratch).run()
-            provider.unavailable = False
     with (
         instance_lock(state, Server(serves=True, survives=True)) as lock,
         Store.open(state, lock.name) as store,
     ):
-        assert lock.dead == (["dead"] if has_file else [])
+        assert lock.dead == ["dead"]
         registry = create_registry(Catalogue([factory.suite]), factories, settings, scratch, store)
         recovery = Recovery(registry, lock, [provider], scratch)
         async with provider, registry.running():
@@ -172,17 +152,6 @@ async def test_episode_that_was_queued_is_set_up(tmp_path: Path) -> None:
         assert (await only(registry).evaluate()).reward == 1.0
 
 
-async def test_episode_that_was_being_closed_ends_as_closed(tmp_path: Path) -> None:
-    for number, phase in enumerate((Phase.QUEUED, Phase.READY)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        progress: JsonObject = {"requested_ending": str(Ending.CLOSED)}
-        async with recovered(folder, phase, progress) as registry:
-            with anyio.fail_after(10):
-                await ended(only(registry))
-            assert only(registry).state.ending is Ending.CLOSED
-
-
 def replace_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
     def damage(trajectory: Path) -> None:
         trajectory.rename(trajectory.with_name("moved"))
@@ -191,28 +160,18 @@ def replace_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
     return damage
 
 
-NOT_A_TRAJECTORY: dict[str, Callable[[Path], None]] = {
-    "folder": replace_by(Path.mkdir),
-    "FIFO": replace_by(os.mkfifo),
-    "link": replace_by(lambda file: file.symlink_to("moved")),
-    "link to nothing": replace_by(lambda file: file.symlink_to("/nowhere/at/all")),
-    "socket": replace_by(lambda file: os.mknod(file, stat.S_IFSOCK | 0o600)),
-    "missing": Path.unlink,
-    "missing folder": lambda file: shutil.rmtree(file.parent),
-    "no folder": lambda file: file.parent.rename(file.parent.with_name("moved")) and file.parent.touch(),
+NOT_A_TRAJECTORY: dict[str, tuple[Phase, Callable[[Path], object]]] = {
+    "FIFO": (Phase.READY, replace_by(os.mkfifo)),
+    "link": (Phase.READY, replace_by(lambda file: file.symlink_to("moved"))),
+    "missing": (Phase.CLAIMED, Path.unlink),
+    "missing folder": (Phase.READY, lambda file: shutil.rmtree(file.parent)),
+    "missing, opening": (Phase.OPENING, Path.unlink),
 }
 
 
-@pytest.mark.parametrize(
-    ("phase", "damage"),
-    [
-        *((Phase.READY, damage) for damage in NOT_A_TRAJECTORY.values()),
-        *((phase, Path.unlink) for phase in (Phase.QUEUED, Phase.OPENING, Phase.CLAIMED)),
-    ],
-    ids=[*NOT_A_TRAJECTORY, "queued", "opening", "claimed"],
-)
+@pytest.mark.parametrize(("phase", "damage"), NOT_A_TRAJECTORY.values(), ids=NOT_A_TRAJECTORY)
 async def test_episode_without_a_usable_trajectory_is_lost_and_has_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, damage: Callable[[Path], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, damage: Callable[[Path], object]
 ) -> None:
     async with recovered(tmp_path, phase, progress_in(phase), damage=damage) as registry:
         await assert_lost(registry, monkeypatch, "trajectory cannot be continued")
@@ -248,15 +207,6 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
             await make_call(each, "probe__echo", CallParams.of({}))
 
 
-async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
-    progress: JsonObject = {"ready_at": "2026-01-01T00:00:00+00:00", "opened_at": 1e12, "agent": "gone-agent"}
-    async with recovered(tmp_path, Phase.READY, progress) as registry:
-        with anyio.fail_after(10):
-            await ended(only(registry))
-        assert only(registry).state.ending is Ending.SANDBOX_LOST
-        assert recoveries(registry) == {"ended": 1}
-
-
 @pytest.mark.parametrize(
     ("phase", "gone", "why"),
     [
@@ -274,40 +224,6 @@ async def test_episode_whose_task_is_not_served_any_more_is_lost_and_has_a_verdi
         assert verdict is not None
         assert verdict.task == "no-such-task"
         assert verdict.suite == gone.get("suite", registry.catalogue.suites[0].name)
-
-
-async def test_episode_whose_task_is_broken_now_is_lost_and_has_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = suite_with(tmp_path)
-    (folder / "tasks/probe/find-answer/evaluation/main.py").unlink()
-    async with recovered(tmp_path, Phase.READY, progress_in(Phase.READY), path=folder) as registry:
-        await assert_lost(registry, monkeypatch, "this file does not exist")
-
-
-async def test_episode_of_a_task_that_is_gone_and_that_was_being_closed_is_closed(tmp_path: Path) -> None:
-    progress: JsonObject = {"requested_ending": Ending.CLOSED}
-    async with recovered(tmp_path, Phase.OPENING, progress, task="no-such-task") as registry:
-        with anyio.fail_after(10):
-            await ended(only(registry))
-        assert only(registry).state.ending is Ending.CLOSED
-
-
-async def test_ended_episode_that_is_not_in_memory_any_more_is_read_from_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
-    async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
-        episode = only(registry)
-        with anyio.fail_after(10):
-            await episode.state.reach(Phase.READY)
-            await episode.claim_done(None)
-            verdict = await episode.evaluate()
-            episode.close()
-            await ended(episode)
-            registry.start("find-answer", PLAYER)
-        assert only(registry) is not episode
-        assert await only(registry).evaluate() == verdict
 
 
 @pytest.mark.parametrize("phase", [Phase.OPENING, Phase.CLAIMED])
@@ -331,33 +247,6 @@ async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path
             await ended(only(registry))
     written = (registry.folder(HANDLE) / "verdict.json").read_text()
     assert Verdict.model_validate_json(written) == verdict
-
-
-async def test_start_without_an_engine_leaves_the_episode_to_the_next_one(tmp_path: Path) -> None:
-    async with recovered(tmp_path, Phase.QUEUED, {}, engine_is_late=True) as registry:
-        with anyio.fail_after(10):
-            await only(registry).state.reach(Phase.READY)
-
-
-async def test_episode_of_a_server_that_has_no_file_any_more_is_continued(tmp_path: Path) -> None:
-    """Its start failed after it had taken the episode over, or it could not write the episode's end."""
-    async with recovered(tmp_path, Phase.QUEUED, {}, has_file=False) as registry:
-        with anyio.fail_after(10):
-            await only(registry).state.reach(Phase.READY)
-
-
-async def test_sessions_of_a_server_that_has_no_file_any_more_do_not_stay(tmp_path: Path) -> None:
-    """It could not write that they were deleted."""
-    state = tmp_path / "state"
-    create_state_folder(state)
-    with Store.open(state, "other") as store:
-        store.server = "gone"
-        store.save(SessionRow(id="s", server="", address="lobby", path="/mcp", data={}))
-    async with recovered(tmp_path, Phase.QUEUED, {}, has_file=False) as registry:
-        assert registry.store is not None
-        assert registry.store.find_one(SessionRow, id="s", server=registry.store.server) is not None
-    with Store.open(state, "next") as store:
-        assert store.query("SELECT id FROM sessions") == []
 
 
 @asynccontextmanager
@@ -413,57 +302,28 @@ def recoveries(registry: EpisodeRegistry) -> dict[str, float]:
     return {result: value for result, value in found.items() if value}
 
 
-class OwnersAtTheTime(logging.Handler):
-    """Notes for each message about an episode that cannot be continued which server has the episode."""
-
-    def __init__(self, state: Path) -> None:
-        super().__init__()
-        self._state = state
-        self.owners: list[str] = []
-        self.reasons: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage() == "an episode cannot be continued":
-            self.reasons.append(str(record.__dict__["fields"]["why"]))
-            with Store.open_read_only(self._state) as store:
-                assert store is not None
-                self.owners += [row.server for row in store.unfinished_episodes()]
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"wire_version": 99}, f"wire version 99, and this server has {wire.VERSION}"),
-        (
-            {"isolation": "none"},
-            "isolation none, and this server has provider fake and isolation container",
-        ),
         ({"provider": "podman"}, "provider podman and isolation container, and this server has"),
     ],
 )
-async def test_episode_whose_sandbox_cannot_be_taken_back_is_named_before_anything_is_taken(
+async def test_episode_whose_sandbox_cannot_be_taken_back_is_lost_and_says_why(
     tmp_path: Path, row: dict[str, Any], reason: str
 ) -> None:
-    noted = OwnersAtTheTime(tmp_path / "state")
-    log = logging.getLogger("decathlon.episodes")
-    log.addHandler(noted)
-    try:
-        async with (
-            sandbox_of_the_dead_server(tmp_path, **row) as (agent, machine),
-            recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine) as registry,
-        ):
-            assert machine.sandboxes == {}, "its sandbox is removed before the server listens"
-            with anyio.fail_after(10):
-                await ended(only(registry))
-            assert only(registry).state.ending is Ending.SANDBOX_LOST
-            verdict = await only(registry).evaluate()
-            assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
-            assert reason in verdict.detail
-            assert recoveries(registry) == {"ended": 1}
-    finally:
-        log.removeHandler(noted)
-    assert noted.owners == ["dead"]
-    assert [reason in text for text in noted.reasons] == [True]
+    async with (
+        sandbox_of_the_dead_server(tmp_path, **row) as (agent, machine),
+        recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine) as registry,
+    ):
+        assert machine.sandboxes == {}, "its sandbox is removed before the server listens"
+        with anyio.fail_after(10):
+            await ended(only(registry))
+        assert only(registry).state.ending is Ending.SANDBOX_LOST
+        verdict = await only(registry).evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        assert reason in verdict.detail
+        assert recoveries(registry) == {"ended": 1}
 
 
 async def test_closed_attempt_is_graded_although_its_driver_has_another_wire_version(tmp_path: Path) -> None:
@@ -540,46 +400,6 @@ async def test_call_that_comes_before_the_trajectory_was_read_is_not_run_again(
                 await anyio.wait_all_tasks_blocked()
                 resume.set()
         assert outcomes == ["ran as two"]
-
-
-@pytest.mark.parametrize("ends", ["while dead servers are swept", "with its server"])
-async def test_sandbox_of_an_episode_that_ends_before_it_was_reattached_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    taking, sweep, end_episode = anyio.Event(), FakeProvider.sweep, Store.end_episode
-    over = anyio.Event()
-
-    @asynccontextmanager
-    async def reattach(*_: object) -> AsyncGenerator[FakeSandbox]:
-        taking.set()
-        if ends == "with its server":
-            await anyio.sleep_forever()
-        raise ProviderUnavailableError("no engine answers")
-        yield
-
-    async def sweep_slowly(provider: FakeProvider, owner: str, *, keep: Collection[str] = ()) -> int:
-        count = await sweep(provider, owner, keep=keep)
-        if owner == "dead":
-            await (taking if ends == "with its server" else over).wait()
-        return count
-
-    def end_first(store: Store, episode: str, ending: str, **more: Any) -> None:
-        end_episode(store, episode, ending, **more)
-        over.set()
-
-    monkeypatch.setattr(FakeProvider, "reattach", reattach)
-    monkeypatch.setattr(FakeProvider, "sweep", sweep_slowly)
-    monkeypatch.setattr(Store, "end_episode", end_first)
-    with anyio.fail_after(10):
-        async with (
-            sandbox_of_the_dead_server(tmp_path) as (agent, machine),
-            recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine),
-        ):
-            assert over.is_set() is (ends != "with its server")
-            assert list(machine.sandboxes) == ["agent"]
-            assert (tmp_path / "state" / "servers" / "dead").exists()
-        # `recovered` finds neither the sandbox nor the lock file of the dead server afterwards.
-        assert over.is_set()
 
 
 async def test_a_server_whose_sandbox_cannot_be_removed_is_not_forgotten_and_holds_up_no_other(
@@ -662,34 +482,6 @@ def registry_sandbox(calls: EpisodeCalls) -> FakeSandbox:
     return source
 
 
-async def test_episode_that_is_taken_back_is_counted_as_continued(tmp_path: Path) -> None:
-    async with (
-        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
-        recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine) as registry,
-    ):
-        with anyio.fail_after(10):
-            await only(registry).state.reach(Phase.READY)
-        assert recoveries(registry) == {"continued": 1}
-
-
-async def test_files_do_not_change_whether_an_episode_with_a_row_is_open(tmp_path: Path) -> None:
-    folder = tmp_path / "state" / "episodes" / HANDLE
-    async with (
-        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
-        recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine) as registry,
-    ):
-        episode = only(registry)
-        with anyio.fail_after(10):
-            await episode.state.reach(Phase.READY)
-            (folder / "verdict.json").write_text("{}")
-            assert is_open(folder)
-            episode.close()
-            await ended(episode)
-        (folder / "verdict.json").unlink()
-        (folder / "trajectory.jsonl").write_text("")
-        assert not is_open(folder)
-
-
 def write_unanswered_call(trajectory: Trajectory, name: str = "probe__echo") -> None:
     """A call `one` that was sent, and whose reply never came."""
     trajectory.add(
@@ -703,32 +495,6 @@ def write_unanswered_call(trajectory: Trajectory, name: str = "probe__echo") -> 
         digest=call_digest(name, None),
         operation="one",
     )
-
-
-async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply(tmp_path: Path) -> None:
-    async def answer(call: FakeCall) -> str:
-        return "its reply"
-
-    tools, progress = {"probe": {"echo": answer}}, {**READY, "facts": {"coerced_arguments": True}}
-    async with (
-        sandbox_of_the_dead_server(tmp_path, tools) as (agent, machine),
-        recovered(
-            tmp_path,
-            Phase.READY,
-            progress,
-            agent=agent,
-            machine=machine,
-            tools=tools,
-            write=partial(write_unanswered_call, name="probe__gone"),
-        ) as registry,
-    ):
-        calls, origin = only(registry).calls, RequestKeys("one")
-        with anyio.fail_after(10):
-            waiter = Waiter(origin)
-            call = await calls.find(waiter)
-            assert call is not None
-            reply = await calls.reply_of(call, waiter)
-        assert reply.decoded()["result"]["content"][0]["text"] == "its reply"
 
 
 async def test_call_without_a_reply_ends_as_soon_as_its_claimed_attempt_is_recovered(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,8 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
-    DecathlonError,
     EpisodeClaimedError,
     EpisodeEndedError,
-    ImageError,
     SandboxLostError,
 )
 from decathlon_mcp.grading.verdict import Verdict
@@ -41,7 +38,7 @@ from tests.episodes.environment import (
     sandbox_factory,
     suite_with,
 )
-from tests.fakes.driver import FakeCall, FakeRun, Faults, ProcessExit
+from tests.fakes.driver import FakeCall, Faults, ProcessExit
 from tests.fakes.provider import FakeProvider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -49,45 +46,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PLAYER = Principal()
 
 
-def sandbox_roles(provider: FakeProvider) -> list[str]:
-    """What each sandbox was opened for, in order: `agent`, `grader1`, ..."""
-    return [sandbox.spec.name.rpartition("-")[2] for sandbox in provider.opened]
-
-
 def trajectory(folder: Path, episode: Episode) -> list[dict[str, Any]]:
     """What was done: the lines, without calls that wait and without the two first ones."""
     file = folder / "state" / "episodes" / episode.id / "trajectory.jsonl"
     events = [json.loads(line) for line in file.read_text().splitlines()]
     return [event for event in events if event["event"] not in ("start", "ready", "accepted")]
-
-
-async def test_an_episode_goes_from_queued_to_scored_in_two_sandboxes(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        assert episode.state.phase is Phase.QUEUED
-        await episode.ready()
-        assert len(provider.machine.sandboxes) == 1
-        assert episode.records.progress.facts.image_digest == "sha256:fake"
-        await episode.claim_done("42")
-        verdict = await episode.evaluate()
-        assert verdict.reward == 1.0
-        assert verdict.image_digest == "sha256:fake"
-        assert episode.state.phase is Phase.SCORED
-        assert provider.machine.sandboxes == {}
-        assert sandbox_roles(provider) == ["agent", "grader1"]
-        episode.close()
-        await ended(episode)
-        assert episode.state.ending is Ending.SCORED
-
-
-async def test_only_the_first_claim_counts(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        assert await episode.claim_done("first", turns=3)
-        assert not await episode.claim_done("second")
-        assert episode.claim is not None
-        assert (episode.claim.answer, episode.claim.turns, episode.claim.by_agent) == ("first", 3, True)
 
 
 async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_path: Path) -> None:
@@ -101,18 +64,6 @@ async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_pa
         assert episode.state.phase is Phase.SCORED
         assert await episode.claim_done(None) is False
     assert [event["event"] for event in trajectory(tmp_path, episode)] == ["call", "reply", "claim", "end"]
-
-
-async def test_an_attempt_that_exhausts_its_memory_between_calls_is_forfeited(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.ready()
-        provider.opened[0].exit = ProcessExit(out_of_memory=True)
-        await provider.opened[0].end()
-        await episode.state.reach(Phase.SCORED)
-        assert episode.verdict is not None
-        assert (episode.verdict.status, episode.verdict.reward) == ("forfeited", 0.0)
 
 
 async def test_a_sandbox_killed_from_outside_in_a_call_gives_no_reward(tmp_path: Path) -> None:
@@ -143,95 +94,6 @@ async def test_an_attempt_whose_driver_does_not_freeze_is_forfeited(
         assert "(a control sandbox worked)" in verdict.detail
 
 
-async def test_an_attempt_gives_no_reward_where_no_sandbox_freezes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_module, "FREEZE_SECONDS", 0.1)
-    provider = FakeProvider(tools=TOOLS, faults=Faults(silent_on="freeze"))
-    async with running_registry(tmp_path, provider) as registry:
-        verdict = await registry.start("find-answer", PLAYER).evaluate()
-        assert (verdict.status, verdict.reward) == ("not_evaluated", None)
-        assert "a control sandbox failed too" in verdict.detail
-
-
-async def test_a_lost_grader_gives_no_reward(tmp_path: Path) -> None:
-    def faults(spec: SandboxSpec) -> Faults:
-        return Faults(dies_on="run") if "grader" in spec.name else Faults()
-
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, faults=faults)) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        verdict = await episode.evaluate()
-        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
-        await ended(episode)
-        assert episode.state.ending is Ending.NO_VERDICT
-
-
-async def test_a_grader_that_does_not_open_gives_no_reward(tmp_path: Path) -> None:
-    def faults(spec: SandboxSpec) -> Faults:
-        return Faults(open_error=ImageError("image removed")) if "grader" in spec.name else Faults()
-
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, faults=faults)) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        verdict = await episode.evaluate()
-        assert (verdict.status, verdict.detail) == ("not_evaluated", "image removed")
-        await ended(episode)
-        assert episode.state.ending is Ending.NO_VERDICT
-
-
-async def test_invalid_messages_and_failing_removals_do_not_stop_an_episode(tmp_path: Path) -> None:
-    faults = Faults(garbage=True, removals_refused=2)
-    provider = FakeProvider(tools=TOOLS, run=exits_with(1), faults=faults)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        reply = await make_call(episode, "probe__echo", CallParams.of({"text": "through"}))
-        assert reply.decoded()["result"]["content"][0]["text"] == "through"
-        assert (await episode.evaluate()).reward == 0.0
-
-
-async def test_a_call_in_flight_when_the_attempt_is_claimed_fails_and_says_so(tmp_path: Path) -> None:
-    running = anyio.Event()
-
-    async def hang(call: FakeCall) -> str:
-        running.set()
-        await anyio.sleep_forever()
-        return ""
-
-    provider = FakeProvider(tools={"probe": {"hang": hang}}, run=exits_with(1))
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        failures: list[DecathlonError] = []
-
-        async def call() -> None:
-            try:
-                await make_call(episode, "probe__hang", CallParams.of({}))
-            except DecathlonError as error:
-                failures.append(error)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await running.wait()
-            await episode.claim_done(None)
-        assert [type(failure) for failure in failures] == [EpisodeClaimedError]
-
-
-@pytest.mark.parametrize("part", ["Called", "_write_reply"])
-async def test_a_call_whose_end_cannot_be_recorded_ends_for_its_callers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
-    def explode(*values: object, **more: object) -> None:
-        raise RuntimeError("a fault of ours")
-
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.ready()
-        with monkeypatch.context() as patch:
-            patch.setattr(f"decathlon_mcp.episodes.calls.{part}", explode)
-            with anyio.fail_after(10), pytest.raises(DecathlonError, match="a fault of the server: Runtime"):
-                await make_call(episode, "probe__echo", CallParams.of({}))
-        await make_call(episode, "probe__echo", CallParams.of({"text": "still here"}))
-        assert (await episode.evaluate()).reward == 1.0
-
-
 async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
     explosions = [False, False, True]
 
@@ -248,83 +110,6 @@ async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
         with pytest.raises(EpisodeEndedError, match="a fault of the server"):
             await make_call(broken, "probe__echo", CallParams.of({}))
         assert (await registry.start("find-answer", PLAYER).evaluate()).reward == 1.0
-
-
-async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
-        broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
-        await make_call(broken, "probe__echo", CallParams.of({"text": "kept in memory only"}))
-        with (broken.files.folder / "trajectory.jsonl").open("ab") as file:
-            file.write(b'{"event": "call", "torn')
-        await broken.claim_done(None)
-        shutil.rmtree(broken.files.folder)
-        broken.close()
-        await ended(broken)
-        assert (await other.evaluate()).reward == 1.0
-
-
-async def test_an_attempt_whose_trajectory_is_gone_is_lost_and_not_graded(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await make_call(episode, "probe__echo", CallParams.of({}))
-        episode.trajectory.file.unlink()
-        verdict = await episode.evaluate()
-        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
-        assert "its trajectory, is damaged: it cannot be read: No such file" in verdict.detail
-
-
-async def test_an_episode_closed_in_the_queue_never_opens_a_sandbox(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        episode.close()
-        await ended(episode)
-        assert episode.state.ending is Ending.CLOSED
-        assert provider.opened == []
-
-
-async def test_an_episode_closed_during_its_set_up_ends_at_once(tmp_path: Path) -> None:
-    provider = FakeProvider(faults=Faults(silent_on="start"))
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.state.reach(Phase.OPENING)
-        episode.close()
-        with pytest.raises(EpisodeEndedError, match="its client left before grading"):
-            await episode.ready()
-        assert episode.state.ending is Ending.CLOSED
-        assert (await episode.evaluate()).status == "not_evaluated"
-
-
-async def test_an_episode_closed_while_it_is_graded_ends_with_its_verdict(tmp_path: Path) -> None:
-    evaluating, finish = anyio.Event(), anyio.Event()
-
-    async def run(request: FakeRun) -> int:
-        evaluating.set()
-        await finish.wait()
-        return 0
-
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=run)) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.claim_done(None)
-        await evaluating.wait()
-        episode.close()
-        assert episode.state.phase is Phase.CLAIMED
-        finish.set()
-        await ended(episode)
-        assert episode.state.ending is Ending.SCORED
-        assert (await episode.evaluate()).reward == 1.0
-
-
-async def test_the_idle_lease_ends_a_queued_episode(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider, max_sandboxes=1, idle_seconds=0.5) as registry:
-        playing = registry.start("find-answer", PLAYER)
-        with playing.lease.hold():
-            queued = registry.start("find-answer", PLAYER)
-            await ended(queued)
-            assert queued.state.ending is Ending.LEASE_EXPIRED
-            assert registry.admission.queued == 0
-            assert playing.state.phase is not Phase.ENDED
 
 
 async def test_the_idle_lease_ends_an_episode_that_is_being_set_up(tmp_path: Path) -> None:
@@ -357,25 +142,6 @@ async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path)
         assert episode.verdict is not None
         assert (episode.verdict.status, episode.verdict.reward) == ("forfeited", 0.0)
         assert episode.verdict.truncated
-
-
-async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> None:
-    evaluating, finish = anyio.Event(), anyio.Event()
-
-    async def run(request: FakeRun) -> int:
-        evaluating.set()
-        await finish.wait()
-        return 0
-
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        with episode.lease.hold():
-            await episode.claim_done(None)
-        await evaluating.wait()
-        await anyio.sleep_until(episode.lease.deadline + 0.05)
-        finish.set()
-        assert (await episode.evaluate()).reward == 1.0
 
 
 def turns_before(step: int) -> int:

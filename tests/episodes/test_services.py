@@ -7,19 +7,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import anyio
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.episodes.beginnings import EpisodeResources, read_credentials
+from decathlon_mcp.episodes.beginnings import read_credentials
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetUpError
+from decathlon_mcp.errors import ImageError, SetUpError
 from decathlon_mcp.plugins.readiness.suites import probe_suite
 from decathlon_mcp.plugins.services import SERVICE_ROOT, Services, open_services
-from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.tasks import Task
 from tests.episodes.environment import TOOLS, ended, running_registry, sandbox_factory, suite_with
 from tests.fakes.driver import FakeRun, Faults, RunReply
@@ -54,18 +52,6 @@ async def services_of(
             yield factory, services
 
 
-async def test_an_external_service_that_answers_is_a_target(tmp_path: Path) -> None:
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        provider = FakeProvider()
-        async with services_of(tmp_path, provider, ports={8080: port}, available=True) as (_, services):
-            targets = services.targets
-            assert list(targets) == [8080]
-            assert services.drivers == ()
-            await (await targets[8080]()).aclose()
-    assert provider.opened == []
-
-
 async def test_an_external_service_that_does_not_answer_fails_and_names_its_address(tmp_path: Path) -> None:
     with pytest.raises(SetUpError, match=r"the service Counter_1 does not answer at localhost:1$"):
         async with services_of(tmp_path, FakeProvider(), ports={8080: 1}, available=True):
@@ -90,21 +76,6 @@ async def test_a_service_with_an_image_runs_in_a_sandbox_of_its_own(tmp_path: Pa
         assert list(services.targets) == [7000]
         assert len(services.drivers) == 1
     assert provider.machine.sandboxes == {}
-
-
-async def test_the_files_of_a_service_are_in_its_working_folder(tmp_path: Path) -> None:
-    suite = suite_with_service(tmp_path, **COUNTER, files={"users.json": "data/users.json"})
-    (suite / "data").mkdir()
-    (suite / "data" / "users.json").write_text("[]")
-    provider = FakeProvider()
-    factory = sandbox_factory(tmp_path, provider, suite=suite)
-    records = SandboxRecords(None, "label")
-    async with (
-        provider,
-        open_services(factory, factory.suite.tasks["dense"], "label", start_seconds=5, records=records),
-    ):
-        (sandbox,) = provider.opened
-        assert sandbox.tree.text(SERVICE_ROOT / "users.json") == "[]"
 
 
 @pytest.mark.parametrize(
@@ -139,19 +110,6 @@ async def test_a_provider_without_containers_cannot_run_a_service(tmp_path: Path
     with pytest.raises(SetUpError, match="the service Counter_1 needs a container"):
         async with services_of(tmp_path, FakeProvider(isolation="none"), **COUNTER):
             pass
-
-
-async def test_a_lost_service_cancels_what_watches_it(tmp_path: Path) -> None:
-    provider = FakeProvider()
-    async with services_of(tmp_path, provider, **COUNTER) as (_, services):
-
-        async def watch() -> None:
-            async with EpisodeResources((), [services]).watched():
-                await provider.opened[0].end()
-                await anyio.sleep_forever()
-
-        with pytest.raises(SandboxLostError):
-            await watch()
 
 
 async def test_an_episode_that_loses_a_service_is_lost_too(tmp_path: Path) -> None:
@@ -198,42 +156,6 @@ async def test_credentials_outside_of_the_suite_need_a_container(tmp_path: Path)
     assert folder.is_absolute()
 
 
-async def test_a_factory_opens_a_connected_sandbox_of_its_image(tmp_path: Path) -> None:
-    provider = FakeProvider()
-    factory = sandbox_factory(tmp_path, provider, memory_mib=512, cpus=1, pids=99)
-    async with provider, factory.open("one", "outbound") as (sandbox, driver):
-        await driver.ping()
-        limits = sandbox.spec.limits
-        assert (limits.memory_mib, limits.cpus, limits.pids) == (512, 1, 99)
-        assert (sandbox.spec.image, sandbox.spec.network) == ("fake", "outbound")
-        assert sandbox.root == factory.root("one")
-        async with factory.open("two", "none", image="sha256:other") as (other, _):
-            assert other.spec.image == "sha256:other"
-    assert provider.machine.sandboxes == {}
-
-
-async def test_forwards_are_ignored_where_the_sandbox_shares_the_loopback_interface(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def connect() -> anyio.abc.ByteStream:
-        raise OSError
-
-    def shares_loopback(spec: SandboxSpec) -> bool:
-        return True
-
-    provider = FakeProvider()
-    factory = sandbox_factory(tmp_path, provider)
-    resources = EpisodeResources((), [Services(factory, {7000: connect})])
-    async with provider:
-        # The fake driver knows no `forward`: that it refuses shows that the factory asked for it.
-        with pytest.raises(DriverError, match="forward"):
-            async with factory.open("one", "none", attached=resources.attached):
-                pass
-        monkeypatch.setattr(provider, "shares_loopback", shares_loopback)
-        async with factory.open("two", "none", attached=resources.attached):
-            pass
-
-
 @pytest.mark.parametrize(
     ("setting", "agent", "grader"),
     [("auto", "none", "outbound"), ("none", "none", "none"), ("outbound", "outbound", "outbound")],
@@ -261,22 +183,3 @@ async def test_the_probe_runs_in_a_sandbox_without_a_network(tmp_path: Path) -> 
     (sandbox,) = provider.opened
     assert sandbox.spec.network == "none"
     assert PurePosixPath(sandbox.root / "configs") in sandbox.tree
-
-
-async def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
-    provider = FakeProvider(faults=Faults(open_error=ImageError("no such image: fake")))
-    async with provider:
-        factory = sandbox_factory(tmp_path, provider)
-        catalogue = Catalogue([factory.suite])
-        found, _ = [found async for found in probe_suite(factory, catalogue, can_open=True)]
-    assert found.detail.endswith("no such image: fake")
-    assert (found.ok, found.required) == (False, False)
-
-
-async def test_a_probe_without_the_suites_files_says_why(tmp_path: Path) -> None:
-    async with FakeProvider() as provider:
-        factory = sandbox_factory(tmp_path, provider)
-        factory.common.unlink()
-        catalogue = Catalogue([factory.suite])
-        found, _ = [found async for found in probe_suite(factory, catalogue, can_open=True)]
-    assert "No such file or directory" in found.detail

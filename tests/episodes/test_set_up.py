@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import ImageError, SetUpError
-from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.errors import SetUpError
 from tests.episodes.environment import TOOLS, ended, running_registry, suite_with
 from tests.fakes.driver import FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeProvider
@@ -39,46 +37,20 @@ async def set_up_error(
     return failed.value
 
 
-async def test_the_workspace_is_filled_and_the_answers_are_removed(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.ready()
-        scratch = registry.options.scratch / episode.spec.public_id
-        assert scratch.stat().st_mode & 0o777 == 0o700
-        (sandbox,) = provider.opened
-        workspace = sandbox.root / episode.sandbox_factory.suite.profile.workspace
-        task_folder = sandbox.root / episode.spec.task.folder
-        assert sandbox.tree.text(workspace / "question.txt") == "six times seven\n"
-        assert sandbox.root / "local_servers" / "probe_server.py" in sandbox.tree, "common to all tasks"
-        for name in ("evaluation", "groundtruth_workspace", "docs", "task_config.json"):
-            assert task_folder / name not in sandbox.tree
-
-
-async def test_preprocess_sees_the_answers_and_is_told_the_workspace_and_the_launch_time(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (RunReply(exit_code=3, stderr="no such table"), "failed (exit code 3): no such table"),
+        (RunReply(timed_out=True), "took longer than 7 s"),
+    ],
+)
+async def test_a_preprocess_that_fails_is_reported_with_its_output_or_its_deadline(
+    tmp_path: Path, reply: RunReply, message: str
 ) -> None:
-    requests: list[FakeRun] = []
-
-    def run(request: FakeRun) -> int:
-        root = Path(request.cwd)
-        answers = root / "tasks" / "probe" / "made-answer" / "groundtruth_workspace" / "answer.txt"
-        assert request.tree.text(str(answers))
-        requests.append(request)
-        return 0
-
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider) as registry:
-        await registry.start("made-answer", PLAYER).ready()
-    (request,) = requests
-    assert "tasks.probe.made-answer.preprocess.main" in request.argv
-    assert request.argv[-4::2] == ("--agent_workspace", "--launch_time")
-
-
-async def test_a_preprocess_that_fails_is_reported_with_its_output(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=lambda request: RunReply(exit_code=3, stderr="no such table"))
-    error = await set_up_error(tmp_path, provider, "made-answer")
-    assert error.message == "preprocess failed (exit code 3): no such table"
+    suite = suite_with(tmp_path, deadlines={"preprocess_seconds": 7})
+    provider = FakeProvider(tools=TOOLS, run=lambda request: reply)
+    error = await set_up_error(tmp_path, provider, "made-answer", suite=suite)
+    assert error.message == f"preprocess {message}"
 
 
 async def test_a_failed_preprocess_that_the_suite_ignores_is_in_the_trajectory_and_in_the_verdict(
@@ -102,13 +74,6 @@ async def test_a_failed_preprocess_that_the_suite_ignores_is_in_the_trajectory_a
     assert "preprocess_failure" not in other.to_json()
 
 
-async def test_a_preprocess_that_takes_too_long_is_reported_with_its_deadline(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=lambda request: RunReply(timed_out=True))
-    suite = suite_with(tmp_path, deadlines={"preprocess_seconds": 7})
-    error = await set_up_error(tmp_path, provider, "made-answer", suite=suite)
-    assert error.message == "preprocess took longer than 7 s"
-
-
 async def test_a_server_that_does_not_start_is_named_with_its_stderr(tmp_path: Path) -> None:
     faults = Faults(servers_that_fail={"probe": "the licence has run out"})
     error = await set_up_error(tmp_path, FakeProvider(tools=TOOLS, faults=faults), "find-answer")
@@ -120,23 +85,6 @@ async def test_a_set_up_that_never_finishes_is_ended_at_its_deadline(tmp_path: P
     provider = FakeProvider(tools=TOOLS, faults=Faults(silent_on="start"))
     error = await set_up_error(tmp_path, provider, "find-answer", set_up_seconds=0.2)
     assert error.message == "the set-up of find-answer took longer than 0.2 s"
-
-
-async def test_preprocess_runs_in_a_sandbox_that_is_removed_before_the_agents_opens(tmp_path: Path) -> None:
-    open_at_preprocess: list[str] = []
-
-    def run(request: FakeRun) -> int:
-        open_at_preprocess.extend(provider.machine.sandboxes)
-        return 0
-
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("made-answer", PLAYER)
-        await episode.ready()
-        label = episode.spec.public_id
-        assert open_at_preprocess == [f"{label}-preprocess"]
-        assert list(provider.machine.sandboxes) == [f"{label}-agent"]
-        assert [sandbox.spec.image for sandbox in provider.opened] == ["fake", "sha256:fake"]
 
 
 ELSEWHERE = (
@@ -223,15 +171,6 @@ async def test_preprocess_can_run_in_the_agents_sandbox(tmp_path: Path, settings
         assert "/tmp/answer" not in sandbox.tree
 
 
-async def test_processes_end_with_an_own_sandbox_if_the_task_says_so(tmp_path: Path) -> None:
-    settings = {"leaves_running": True, "preprocess_sandbox": "own"}
-    suite = suite_with(tmp_path, tasks={"made-answer": settings})
-    provider = FakeProvider(tools=TOOLS, run=leaves_answers("/opt/answer", background=1))
-    async with running_registry(tmp_path, provider, suite=suite) as registry:
-        await registry.start("made-answer", PLAYER).ready()
-        assert len(provider.opened) == 2
-
-
 async def test_changes_that_cannot_be_explained_fail_the_set_up_and_are_named(tmp_path: Path) -> None:
     suite = suite_with(tmp_path, tasks={"made-answer": {"leaves_running": True}})
     files = [f"/opt/answer-{number:02}" for number in range(11)]
@@ -253,17 +192,6 @@ async def test_answers_that_are_left_fail_the_set_up(tmp_path: Path, way: str) -
     assert error.message.startswith("the answers could not be sealed: ")
 
 
-async def test_what_preprocess_leaves_in_the_tasks_folder_is_removed_too(tmp_path: Path) -> None:
-    run = leaves_answers("/workspace/tasks/probe/made-answer/draft.txt")
-    suite = suite_with(tmp_path, tasks={"made-answer": {"preprocess_sandbox": "snapshot"}})
-    provider = FakeProvider(tools=TOOLS, run=run)
-    async with running_registry(tmp_path, provider, suite=suite) as registry:
-        episode = registry.start("made-answer", PLAYER)
-        await episode.ready()
-        (sandbox,) = provider.opened
-        assert sandbox.root / episode.spec.task.folder / "draft.txt" not in sandbox.tree
-
-
 async def test_a_workspace_over_the_limit_fails_the_set_up(tmp_path: Path) -> None:
     def run(request: FakeRun) -> int:
         request.tree.write(f"{request.argv[-3]}/big", b"x" * (2 << 20))
@@ -274,30 +202,6 @@ async def test_a_workspace_over_the_limit_fails_the_set_up(tmp_path: Path) -> No
         "what preprocess left cannot be copied to the agent's sandbox: "
         "the files in the sandbox exceed the limit of 1048576 bytes"
     )
-
-
-async def test_a_second_sandbox_that_does_not_open_is_the_error_of_the_episode(tmp_path: Path) -> None:
-    def faults(spec: SandboxSpec) -> Faults:
-        return Faults(open_error=ImageError("image removed")) if "agent" in spec.name else Faults()
-
-    provider = FakeProvider(tools=TOOLS, faults=faults)
-    async with running_registry(tmp_path, provider) as registry:
-        with pytest.raises(ImageError, match="image removed"):
-            await registry.start("made-answer", PLAYER).ready()
-
-
-async def test_the_limit_of_a_set_up_counts_both_sandboxes(tmp_path: Path) -> None:
-    async def run(request: FakeRun) -> int:
-        await anyio.sleep(0.3)
-        return 0
-
-    def faults(spec: SandboxSpec) -> Faults:
-        return Faults(silent_on="start") if "agent" in spec.name else Faults(open_seconds=0.3)
-
-    provider = FakeProvider(tools=TOOLS, run=run, faults=faults)
-    with anyio.fail_after(5):
-        error = await set_up_error(tmp_path, provider, "made-answer", set_up_seconds=0.5)
-    assert error.message == "the set-up of made-answer took longer than 0.5 s"
 
 
 async def test_tokens_that_cannot_be_read_fail_the_set_up(tmp_path: Path) -> None:
@@ -312,29 +216,3 @@ async def test_tokens_that_cannot_be_read_fail_the_set_up(tmp_path: Path) -> Non
     )
     error = await set_up_error(tmp_path, provider, "find-answer", suite=suite)
     assert error.message == "the suite's tokens could not be read: SyntaxError in token_key_session.py"
-
-
-async def test_two_tools_of_one_name_fail_the_set_up(tmp_path: Path) -> None:
-    async def claim_done(call: object) -> str:
-        return ""
-
-    provider = FakeProvider(tools={"probe": {"claim_done": claim_done}})
-    async with running_registry(tmp_path, provider, names="raw") as registry:
-        with pytest.raises(SetUpError, match="two tools are called 'claim_done'"):
-            await registry.start("find-answer", PLAYER).ready()
-
-
-async def test_credentials_reach_their_places_inside_and_outside_of_the_suite(tmp_path: Path) -> None:
-    files = {"/etc/shop/key": "keys/one", "configs/shop/key": "keys/two"}
-    suite = suite_with(
-        tmp_path, accounts={"shop": {"tasks": ["find-answer"], "slots": {"one": {"files": files}}}}
-    )
-    (suite / "keys").mkdir()
-    for name in ("one", "two"):
-        (suite / "keys" / name).write_text(f"the key {name}")
-    provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider, suite=suite) as registry:
-        await registry.start("find-answer", PLAYER).ready()
-        (sandbox,) = provider.opened
-        assert sandbox.tree.text(PurePosixPath("/etc/shop/key")) == "the key one"
-        assert sandbox.tree.text(sandbox.root / "configs" / "shop" / "key") == "the key two"

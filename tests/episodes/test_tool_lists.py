@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,9 +17,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
-from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
 from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
@@ -145,20 +141,18 @@ async def test_servers_ahead_start_without_a_call_while_no_tool_is_called(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "fields", [{"servers": {"sec*": {"eager": True}}}, {"tasks": {"find-answer": {"eager": True}}}]
+    "fields",
+    [
+        {"servers": {"sec*": {"eager": True}}},
+        {"tasks": {"find-answer": {"eager": True}}},
+        {"tasks": {"find-answer": {"in_place": True}}},
+    ],
 )
 async def test_suite_names_servers_that_start_at_set_up(tmp_path: Path, fields: Mapping[str, Any]) -> None:
     async with scene(tmp_path, fields=fields) as on:
         await on.play()
         await on.ready()
         assert on.provider.starts == (["second"] if "servers" in fields else ["probe", "second"])
-
-
-async def test_servers_of_a_task_that_is_graded_in_place_start_at_set_up(tmp_path: Path) -> None:
-    async with scene(tmp_path, fields={"tasks": {"find-answer": {"in_place": True}}}) as on:
-        await on.play()
-        await on.ready()
-        assert on.provider.starts == ["probe", "second"]
 
 
 async def test_other_tools_than_the_cached_ones_are_noticed_and_the_episode_keeps_its_list(
@@ -196,19 +190,6 @@ class FailingStarts(dict[str, str]):
             return default
         self.failures -= 1
         return "no memory"
-
-
-async def test_server_that_does_not_start_is_started_once_more(tmp_path: Path) -> None:
-    failing = FailingStarts()
-    async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
-        await on.play()
-        failing.failures = 1
-        episode = await on.ready()
-        assert (await make_call(episode, "second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
-            "content"
-        ][0]["text"] == "up"
-        assert on.provider.starts == ["second", "second"]
-        assert (await episode.evaluate()).reward == 1.0
 
 
 async def test_server_that_never_starts_loses_an_episode_without_calls(tmp_path: Path) -> None:
@@ -285,80 +266,3 @@ async def test_key_changes_with_the_suite_and_the_image_but_not_with_credentials
     server.write_text(SECOND_SERVER.replace("KEY", "OTHER"))
     others.append(await key())
     assert len({first, *others}) == 4
-
-
-async def test_changed_checkout_has_other_lists(tmp_path: Path) -> None:
-    """The key of a checkout with changes depends on the sizes and times of the changed files."""
-    suite = two_servers(tmp_path)
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(suite))
-    for arguments in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "suite")):
-        await anyio.run_process([*git, *arguments])
-    keys: list[str | None] = []
-    for changes in (False, True):
-        if changes:
-            (suite / "configs" / "mcp_servers" / "new.yaml").write_text("name: new\n")
-        factory = sandbox_factory(tmp_path, FakeProvider(), suite=suite)
-        lists = create_tool_lists(factory, tmp_path / "state")
-        keys.append(await lists.expected_key(factory.suite.tasks["find-answer"]))
-    assert None not in keys
-    assert keys[0] != keys[1]
-
-
-async def test_path_of_a_sandbox_in_a_list_is_replaced_by_that_of_the_next(tmp_path: Path) -> None:
-    """Local sandboxes have a path of their own, which some servers put into their descriptions."""
-    factory = sandbox_factory(tmp_path, FakeProvider())
-    lists = create_tool_lists(factory, tmp_path / "state")
-
-    def tools(root: str) -> OfferedTools:
-        described = {"name": "read", "description": f'only below "{root}/w"'}
-        return OfferedTools({"files": [described]}, {}, "decathlon")
-
-    one, two = PurePosixPath('/one/"a"'), PurePosixPath("/two/b")
-    await lists.keep("key", tools(str(one)), one)
-    for root in (one, two):
-        known = await lists.find("key", root)
-        assert known is not None
-        assert known.tools == tools(str(root)).tools
-    assert await lists.find("key", two) is known
-    await lists.forget("key", tools("/other"), two)  # another server has written these
-    assert await lists.find("key", one) is not None
-    await lists.forget("key", tools(str(two)), two)
-    assert await lists.find("key", one) is None
-
-
-async def test_local_environment_changes_when_a_package_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = Path(sys.executable).resolve()  # noqa: ASYNC240
-    packages, programs = tmp_path / "packages", tmp_path / "bin"
-    packages.mkdir()
-    programs.mkdir()
-    (programs / "python3").symlink_to(python)
-    monkeypatch.setenv("PATH", str(programs))
-    monkeypatch.setenv("PYTHONPATH", str(packages))
-    environment = ProgramsIdentity()
-    before = await environment.identity()
-    assert before is not None
-    assert await environment.identity() == before
-    os.utime(packages, (1, 1))
-    assert await environment.identity() != before
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert await environment.identity() is None
-
-
-class LateProvider(FakeProvider):
-    """What programs find in a sandbox is only known once it is open."""
-
-    async def environment(self, image: str | None) -> str | None:
-        return None
-
-
-async def test_lists_are_used_although_the_image_was_unknown_before(tmp_path: Path) -> None:
-    tools = {"probe": TOOLS["probe"], "second": {"echo": echo}}
-    provider = LateProvider(tools=tools, run=exits_with(0))
-    suite = two_servers(tmp_path)
-    async with running_registry(tmp_path, provider, suite=suite, caches=True) as registry:
-        on = Scene(registry, provider, tmp_path)
-        await on.play()
-        await on.ready()
-        assert on.provider.starts == []

@@ -39,12 +39,9 @@ def test_evaluate_is_not_suggested_to_a_client_that_may_not_evaluate() -> None:
     assert "evaluate" not in unknown.value.data["near"]
 
 
-def test_raw_names_of_two_servers_that_clash_fail_the_set_up() -> None:
+def test_names_of_two_tools_that_clash_fail_the_set_up() -> None:
     with pytest.raises(SetUpError, match="two tools are called 'read'"):
         router("raw", files=[tool("read")], web=[tool("read")])
-
-
-def test_verified_names_that_differ_only_in_a_dash_fail_the_set_up() -> None:
     with pytest.raises(SetUpError, match="two tools are called 'mail_read_all'"):
         router("verified", mail=[tool("read-all"), tool("read_all")])
 
@@ -111,17 +108,6 @@ def called(name: str, **arguments: Any) -> tuple[ToolRoute, CallParams]:
 
 
 @pytest.mark.anyio
-async def test_local_tools_still_work_after_an_invalid_reply(tmp_path: Path) -> None:
-    """The driver reports an invalid reply like the end of the server, which still runs."""
-    async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
-        for _ in range(2):
-            with pytest.raises(DriverError) as error:
-                await call_tool(session, *called("half_utf8"))
-            assert error.value.data["reason"] == "server"
-            assert text_of(await call_tool(session, *called("text", unit="alive", times=1))) == "alive"
-
-
-@pytest.mark.anyio
 async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path: Path) -> None:
     """One of the calls may learn of the server's end after another call has started it again."""
     async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
@@ -135,40 +121,3 @@ async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path:
 async def fails(session: ToolSession, name: str) -> None:
     with pytest.raises(DriverError, match="exit code"):
         await call_tool(session, *called(name))
-
-
-@pytest.mark.anyio
-async def test_local_server_that_always_dies_is_an_error_for_each_call(tmp_path: Path) -> None:
-    async with scripted_local_server(tmp_path, "dies") as session:
-        for _ in range(3):
-            await fails(session, "text")
-
-
-@pytest.mark.anyio
-async def test_server_that_died_before_a_restart_is_an_error_of_its_calls(tmp_path: Path) -> None:
-    """The next server does not know which servers run; one that ran is not started again."""
-    async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
-        await fails(session, "die")
-        next_session = tool_session(session.driver, optional=())
-        for _ in range(2):
-            await fails(next_session, "text")
-        assert not next_session.starts.failed.is_set()
-
-
-@pytest.mark.anyio
-async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> None:
-    """A server that is silent uses the whole time for its start."""
-    failures: list[str] = []
-
-    async def call(session: ToolSession) -> None:
-        with pytest.raises(DriverError, match="was not up after 1 s") as error:
-            await call_tool(session, *called("text"))
-        failures.append(error.value.data["reason"])
-
-    async with scripted_local_server(tmp_path, "silent", start_seconds=1) as session:
-        with anyio.fail_after(15):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(30):
-                    tasks.start_soon(call, session)
-            await call(session)
-    assert failures == ["server"] * 31

@@ -17,14 +17,7 @@ from decathlon_sandbox.strict_json import MAX_DEPTH, as_object
 from decathlon_sandbox.truncation import cut, shorten
 
 from decathlon_mcp.json_limits import check_json
-from tests.fuzz.long_run import main
 
-MODULES = (
-    "decathlon_sandbox.mcp_session",
-    "decathlon_sandbox.streams",
-    "decathlon_sandbox.strict_json",
-    "decathlon_sandbox.truncation",
-)
 LIMIT_BYTES = 1500
 CHUNK_BYTES = 7
 
@@ -96,7 +89,3 @@ def _check_handshake(data: bytes) -> None:
     assert len(ends) == 1
     if isinstance(ends[0], dict):
         json.dumps(ends[0])
-
-
-if __name__ == "__main__":
-    main("tests.fuzz.driver_line", check, MODULES)

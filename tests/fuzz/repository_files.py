@@ -8,14 +8,12 @@ the time of an example is git's. Needs git.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -26,6 +24,7 @@ from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.workspace import CleanWorkspace
 from decathlon_mcp.archives.writing import archive_chunks
 from tests.archives.cleaning import extract
+from tests.fuzz import run_for_minutes
 
 SECRET = "canary"
 """In a commit, and in the name of a file, of the repository outside."""
@@ -192,15 +191,5 @@ def run(count: int) -> int:
         return machine.examples
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.repository_files")
-    parser.add_argument("--minutes", type=float, default=1.0)
-    deadline = time.monotonic() + parser.parse_args().minutes * 60
-    executions = 0
-    while time.monotonic() < deadline:
-        executions += run(100)
-    print(f"{executions} executions without a fault")  # noqa: T201
-
-
 if __name__ == "__main__":
-    main()
+    run_for_minutes(run)

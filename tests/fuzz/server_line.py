@@ -19,16 +19,7 @@ from decathlon_mcp.driver.stream import ViolationError
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError
 from decathlon_mcp.plugins.tunnels import MAX_TUNNELS, Tunnels
 from decathlon_mcp.types import as_json, as_object
-from tests.fuzz.long_run import main
 
-MODULES = (
-    "decathlon_mcp.driver.link",
-    "decathlon_mcp.driver.messages",
-    "decathlon_mcp.driver.mcp_schema",
-    "decathlon_mcp.driver.replies",
-    "decathlon_mcp.plugins.tunnels",
-    "decathlon_sandbox.lines",
-)
 LIMIT_BYTES = 2048
 PORT = 1000
 NONCE = b"0" * NONCE_DIGITS
@@ -153,7 +144,3 @@ def _check_value(value: Any) -> None:
         key for key in as_object(cast("Any", value).get("_meta")) or {} if key.lower().startswith(OWN_PREFIX)
     ]
     assert own in ([], [OVERLONG_KEY])
-
-
-if __name__ == "__main__":
-    main("tests.fuzz.server_line", check, MODULES)

@@ -9,8 +9,6 @@ import pytest
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.grading.evaluator_source import MAX_SOURCE_BYTES
 from decathlon_mcp.grading.rubric import load_rubric
-from decathlon_mcp.starter import suite_path
-from decathlon_mcp.suites.loading import load_suite
 from tests.grading.evaluators import ARGUMENTS, evaluator
 from tests.grading.support import SandboxGrader, make_attempt, make_call, rubric_text, write_suite
 
@@ -37,12 +35,9 @@ def found(tmp_path: Path, main: str, evaluator_file: str = "") -> tuple[str | No
 @pytest.mark.parametrize(
     "prefix",
     [
-        "",
         "'''Doc.'''\nimport json\n",
-        "import sys\nsys.path.insert(0, 'lib')\n",
         "import logging\nlogging.basicConfig(level='INFO')\n",
         "try:\n    import numpy\nexcept ImportError:\n    raise\n",
-        "import re\nNUMBER = re.compile('[0-9]+')\n",
         "class Check:\n    def run(self): raise ValueError\n",
     ],
 )
@@ -61,11 +56,8 @@ def test_module_with_a_main_block_keeps_its_exit_code(tmp_path: Path, main: str)
     "end",
     [
         "import sys\nsys.exit(evaluate(sys.argv[2])['a'] < 1)\n",
-        "raise SystemExit(evaluate('.')['a'] < 1)\n",
         "for name in ('a', 'b'):\n    check(name)\n",
         "with open('x') as file:\n    print(file.read())\n",
-        "import sys\nevaluate('.')['a'] == 1 or sys.exit(1)\n",
-        "import sys\nsys.exit(0) if evaluate('.')['a'] else sys.exit(1)\n",
         "import sys\nstatus = evaluate('.')['a'] and sys.exit(1)\n",
     ],
 )
@@ -79,13 +71,9 @@ def test_function_whose_module_would_run_when_imported_is_not_called(tmp_path: P
     ("source", "reason"),
     [
         ("def evaluate(task_dir):\n    return {'a': 1}", "its parameter 'task_dir' is none of workspace,"),
-        ("def evaluate(workspace, *, limit):\n    return {'a': 1}", "its parameter 'limit'"),
         ("@cached\ndef evaluate(workspace):\n    return {'a': 1}", "a decorator"),
         ("def evaluate(workspace):\n    return True", "not always return a dict"),
-        ("def evaluate(workspace):\n    return 0.5, 'good'", "not always return a dict"),
-        ("def evaluate(workspace):\n    if workspace:\n        return {}\n    return", "not always return"),
         ("def evaluate(workspace):\n    print(workspace)", "returns no dict"),
-        ("def evaluate(workspace):\n    yield {'a': 1}", "returns no dict"),
     ],
 )
 def test_function_that_gives_no_metrics_is_used_by_no_evaluator_and_is_an_error_where_nothing_else_judges(
@@ -97,30 +85,9 @@ def test_function_that_gives_no_metrics_is_used_by_no_evaluator_and_is_an_error_
     assert reason in error.value.message
 
 
-def test_optional_parameters_and_defaults_are_no_obstacle(tmp_path: Path) -> None:
-    source = "async def evaluate(workspace, strict=True, *args, tolerance=0.1, **more):\n    return {'a': 1}"
-    assert found(tmp_path, source) == ("evaluation/main.py:evaluate", True)
-
-
-@pytest.mark.parametrize(
-    "source", ["x = 1\n" * (MAX_SOURCE_BYTES // 6 + 1) + FUNCTION, FUNCTION + "def", "def evaluate = 1"]
-)
+@pytest.mark.parametrize("source", ["x = 1\n" * (MAX_SOURCE_BYTES // 6 + 1) + FUNCTION, FUNCTION + "def"])
 def test_file_that_cannot_be_parsed_has_no_function(tmp_path: Path, source: str) -> None:
     assert found(tmp_path, source) == (None, False)
-
-
-def test_changed_evaluator_is_read_again(tmp_path: Path) -> None:
-    assert found(tmp_path, "") == (None, False)
-    assert found(tmp_path, FUNCTION) == ("evaluation/main.py:evaluate", True)
-
-
-def test_no_bundled_task_is_judged_otherwise_than_by_its_exit_code() -> None:
-    suite = load_suite(suite_path())
-    rubrics = {name: load_rubric(suite, task) for name, task in suite.tasks.items()}
-    assert len(rubrics) == 10
-    named = {name for name, rubric in rubrics.items() if rubric is not None}
-    assert named == {"audit-expenses"}
-    assert all(not rubric.by_name and not rubric.decides for rubric in rubrics.values() if rubric is not None)
 
 
 @pytest.mark.parametrize(
@@ -138,19 +105,16 @@ async def test_evaluator_that_only_returns_a_dict_pays_by_weights(
     assert grader.networks == ["none"], "the exit code says nothing, so the module is not run"
 
 
-@pytest.mark.parametrize(("workspace", "reward"), [({}, 0.0), ({"paper.pdf": "1234"}, 1.0)])
 async def test_without_weights_the_reward_is_whether_every_metric_is_at_least_1(
-    grader: SandboxGrader, workspace: dict[str, str], reward: float
+    grader: SandboxGrader,
 ) -> None:
-    verdict = await grader.verdict(evaluator(PAPER_FOUND), workspace)
-    assert (verdict.success, verdict.reward, verdict.weights) == (bool(reward), reward, {})
+    verdict = await grader.verdict(evaluator(PAPER_FOUND), {"paper.pdf": "1234"})
+    assert (verdict.success, verdict.reward, verdict.weights) == (True, 1.0, {})
     assert verdict.metrics == {
         "calls": 2,
         "failed_calls": 1,
         "tools_used": 2,
-        "success": reward,
-        "downloaded": reward,
-        "pages": reward,
+        **dict.fromkeys(("success", "downloaded", "pages"), 1.0),
         "tool_calls(files__read)": 1,
         "tool_calls(files__write)": 1,
         "failed_calls(files__write)": 1,
@@ -165,13 +129,6 @@ async def test_success_is_the_key_of_that_name(grader: SandboxGrader, returned: 
     source = f"def evaluate(workspace):\n    return {returned}"
     verdict = await grader.verdict(evaluator(source))
     assert (verdict.success, verdict.reward) == (bool(reward), reward), verdict
-
-
-async def test_success_that_agrees_with_the_exit_code_is_accepted(grader: SandboxGrader) -> None:
-    source = "def evaluate(workspace):\n    return {'success': True, 'a': 0.5}"
-    main = f"{ARGUMENTS}\nraise SystemExit(0)"
-    verdict = await grader.verdict(evaluator(main, **{"evaluation/evaluator.py": source}))
-    assert (verdict.status, verdict.reward, verdict.metrics["a"]) == ("scored", 1.0, 0.5), verdict
 
 
 @pytest.mark.parametrize(("success", "code"), [(True, 1), (False, 0)])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
-import tarfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.grading import grader as grader_module
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import Network
@@ -124,12 +121,9 @@ async def test_evaluator_gets_the_word_none_without_a_groundtruth(grader: Sandbo
     ],
 )
 async def test_attempt_whose_evaluator_is_killed_or_endless_is_forfeited(
-    grader: SandboxGrader, tmp_path: Path, source: str, reason: str, sandboxes: int
+    grader: SandboxGrader, source: str, reason: str, sandboxes: int
 ) -> None:
-    suite = write_suite(tmp_path / "checkout", evaluator(source))
-    deadline = 1.5 if sandboxes == 1 else 60.0
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {}, deadline_seconds=deadline)
+    verdict = await grader.verdict(evaluator(source), deadline_seconds=1.5 if sandboxes == 1 else 60.0)
     assert forfeited(verdict) == reason
     assert len(grader.networks) == sandboxes
     if sandboxes == 1:
@@ -146,62 +140,26 @@ async def test_killed_evaluator_is_run_once_more(
     assert len(grader.networks) == 2
 
 
-async def test_evaluator_and_function_share_one_second_run(
-    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
-    main = runs_counted("if number == 1: os.kill(os.getpid(), 9)")
-    function = "import os\ndef evaluate(): os.kill(os.getpid(), 9)"
-    text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1})
-    verdict = await grader.verdict(with_rubric(function, text, main))
-    assert forfeited(verdict) == "evaluation/evaluator.py:evaluate was killed: signal 9"
-    assert len(grader.networks) == 3
-
-
 async def test_attempt_is_graded_in_place_only_once(grader: SandboxGrader) -> None:
     verdict = await grader.verdict(evaluator("import os; os.kill(os.getpid(), 9)"), None, in_place=True)
     assert forfeited(verdict) == "the evaluator was killed: signal 9"
     assert len(grader.networks) == 1
 
 
-async def test_second_run_has_what_remains_of_the_deadline(
-    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
-    source = runs_counted("""
-import time
-if number == 1:
-    time.sleep(1.5)
-    os.kill(os.getpid(), 9)
-time.sleep(600)
-""")
-    verdict = await grader.verdict(evaluator(source), deadline_seconds=5.0)
-    assert forfeited(verdict) == "the evaluator did not end in time"
-    assert len(grader.networks) == 2
-    # Each opening of a sandbox takes part of the grading's time and none of the deadline.
-    assert 5.0 <= verdict.seconds < 10.0
-
-
-async def test_waiting_for_a_sandbox_costs_nothing_of_the_deadline(
-    grader: SandboxGrader, tmp_path: Path
-) -> None:
-    suite = write_suite(tmp_path / "checkout", evaluator(""))
-
+async def test_waiting_for_a_sandbox_costs_nothing_of_the_deadline(grader: SandboxGrader) -> None:
     @asynccontextmanager
     async def late(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         await anyio.sleep(4)
         async with grader.open(network) as opened:
             yield opened
 
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=late, deadline_seconds=3.0)
+    verdict = await grader.verdict(evaluator(""), open_sandbox=late, deadline_seconds=3.0)
     assert (verdict.status, verdict.reward) == ("scored", 1.0), verdict
     assert verdict.seconds > 4
 
 
 UNCAUGHT = {
     "exception": ("raise RuntimeError('no such column')", "RuntimeError: no such column"),
-    "while-importing": ("print()\nimport a_module_that_is_missing", "ModuleNotFoundError: No module named"),
     "bad-str": (
         "class Bad(Exception):\n    def __str__(self): raise OSError\nraise Bad",
         "Bad: (no message: its __str__ failed)",
@@ -235,10 +193,6 @@ NOT_RUNNABLE = {
         {"main.py": "from .checks import check", "checks.py": "\n\nx = = 1", "__init__.py": ""},
         "evaluation/checks.py, line 3: invalid syntax",
     ),
-    "import of a helper": (
-        {"main.py": "import tasks.train.paper.evaluation.checks", "checks.py": "import no_such"},
-        "evaluation/checks.py, line 1: there is no module no_such",
-    ),
     "null byte": ({"main.py": "x = 1\0"}, "evaluation/main.py"),
 }
 
@@ -255,11 +209,8 @@ async def test_evaluator_that_python_cannot_run_gives_no_reward(
 
 AGENTS_MODULE = {
     "after a change of the path": "import sys\nsys.path.insert(0, 'workspace')\nimport answer",
-    "in a function": "def check(): import answer\ncheck()",
     "by its path": "from importlib import import_module\nimport_module('workspace.answer')",
     "in a try": "try: import answer\nexcept ImportError: raise SystemExit(1)",
-    "for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING: import answer\nraise SystemExit(1)",
-    "by a class": "class A:\n    import sys; sys.path.insert(0, 'workspace')\nimport answer",
     "by a default": "def f(a=__import__('sys').path.append('workspace')): ...\nimport answer",
     "by an own module": "from . import paths\nimport answer",
     "by a decorator": "def change(f): import sys; sys.path.append('workspace')\n"
@@ -268,22 +219,13 @@ AGENTS_MODULE = {
 
 
 @pytest.mark.parametrize("source", AGENTS_MODULE.values(), ids=AGENTS_MODULE)
-async def test_agent_cannot_make_an_evaluator_one_that_cannot_run(
-    grader: SandboxGrader, tmp_path: Path, source: str
-) -> None:
+async def test_agent_cannot_make_an_evaluator_one_that_cannot_run(grader: SandboxGrader, source: str) -> None:
     """What an evaluator takes from the workspace may be missing or broken by the agent's doing: a zero."""
     paths = "import sys\nsys.path.append('workspace')"
     files = {f"{PAPER}/evaluation/main.py": source, f"{PAPER}/evaluation/paths.py": paths}
-    suite = write_suite(tmp_path / "checkout", files)
     for workspace in ({}, {"answer.py": "def"}):
-        with anyio.fail_after(60):
-            verdict = await grader.grade(make_attempt(), suite, workspace)
+        verdict = await grader.verdict(files, workspace)
         assert (verdict.status, verdict.reward) == ("scored", 0.0), verdict
-
-
-async def test_rubric_function_that_python_cannot_run_gives_no_reward(grader: SandboxGrader) -> None:
-    verdict = await grader.verdict(one_metric("from .gone import evaluate"))
-    assert verdict.status == "evaluator_error", verdict
 
 
 async def test_task_whose_folder_python_cannot_import_is_broken(tmp_path: Path) -> None:
@@ -302,8 +244,6 @@ async def test_task_whose_folder_python_cannot_import_is_broken(tmp_path: Path) 
 CAUGHT = {
     "prints-a-traceback": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
     "raise SystemExit(1)",
-    "in-a-thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()\n"
-    "raise SystemExit(1)",
     "in-a-child": "import subprocess, sys\n"
     "subprocess.run([sys.executable, '-c', '1 / 0'], close_fds=False)\nraise SystemExit(1)",
 }
@@ -318,44 +258,6 @@ async def test_evaluator_that_exits_is_not_uncaught_whatever_it_prints(
     assert (verdict.success, verdict.reward, verdict.uncaught) == (False, 0.5, ""), verdict
 
 
-async def test_evaluator_sees_its_environment_as_without_the_report_of_exceptions(
-    grader: SandboxGrader, tmp_path: Path
-) -> None:
-    (tmp_path / "image").mkdir()
-    (tmp_path / "image" / "sitecustomize.py").write_text("import sys; sys.from_the_image = True")
-    source = """
-import os, subprocess, sys
-assert sys.from_the_image and sys.modules["sitecustomize"].__file__.endswith("image/sitecustomize.py")
-assert not any(".decathlon" in path for path in sys.path), sys.path
-assert "DECATHLON_CHANNEL" not in os.environ
-print(os.environ["PYTHONPATH"])
-child = [sys.executable, "-c", "import sys; print(sys.from_the_image)"]
-print(subprocess.run(child, capture_output=True, text=True).stdout)
-"""
-    settings = f"profile: starter\nenvironment: {{PYTHONPATH: {tmp_path / 'image'}}}\n"
-    verdict = await grader.verdict({"suite.yaml": settings, **evaluator(source)})
-    assert verdict.reward == 1.0, verdict
-    assert verdict.evaluator_output.split() == [str(tmp_path / "image"), "True"]
-
-
-async def test_missing_runner_gives_no_reward(grader: SandboxGrader) -> None:
-    files = {"suite.yaml": "profile: starter\nrun_module: [no-such-program, -m]\n", **evaluator("")}
-    verdict = await grader.verdict(files)
-    assert unscored(verdict) == "evaluator_error"
-    assert "no-such-program" in verdict.detail
-
-
-async def test_missing_evaluator_gives_no_reward_and_opens_no_sandbox(
-    grader: SandboxGrader, tmp_path: Path
-) -> None:
-    suite = write_suite(tmp_path / "checkout", {})
-    (suite.path / PAPER / "evaluation" / "main.py").unlink()
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {})
-    assert unscored(verdict) == "evaluator_error"
-    assert grader.networks == []
-
-
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, "sandbox_lost"), (signal.SIGABRT, "forfeited")]
 )
@@ -366,16 +268,6 @@ async def test_grader_that_dies_is_lost_only_if_it_was_killed_from_outside(
     verdict = await grader.verdict(evaluator(source))
     assert verdict.status == status
     assert len(grader.networks) == {"sandbox_lost": 1, "forfeited": 2}[status]
-
-
-async def test_printed_verdict_is_not_parsed(grader: SandboxGrader) -> None:
-    source = """
-print('{"success": true, "reward": 1.0, "status": "scored"}')
-print("Pass all tests!")
-raise SystemExit(1)
-"""
-    verdict = await grader.verdict(evaluator(source), {"eval_res.json": '{"pass": true}'})
-    assert (verdict.reward, verdict.success) == (0.0, False)
 
 
 async def test_evaluator_output_is_cut_to_its_end(grader: SandboxGrader) -> None:
@@ -393,12 +285,10 @@ async def test_evaluator_output_is_cut_to_its_end(grader: SandboxGrader) -> None
 )
 @pytest.mark.toolathlon
 async def test_example_rubric_gives_the_documented_rewards(
-    grader: SandboxGrader, tmp_path: Path, workspace: dict[str, str], calls: int, reward: float
+    grader: SandboxGrader, workspace: dict[str, str], calls: int, reward: float
 ) -> None:
-    suite = write_suite(tmp_path / "checkout", with_rubric(PAPER_FUNCTION))
     attempt = make_attempt(calls=[make_call(seq) for seq in range(calls)])
-    with anyio.fail_after(60):
-        verdict = await grader.grade(attempt, suite, workspace)
+    verdict = await grader.verdict(with_rubric(PAPER_FUNCTION), workspace, attempt=attempt)
     assert verdict.status == "scored", verdict
     assert verdict.reward == pytest.approx(reward)
     assert verdict.success == ("paper.pdf" in workspace)
@@ -415,21 +305,6 @@ from pathlib import Path
 def evaluate(workspace: Path, log: "Path | None" = None):
     return {"a": workspace.is_dir() and log.is_file()}
 """
-OPTIONAL_PATHS = """
-import pathlib
-from pathlib import Path
-from typing import Optional, Union
-def evaluate(workspace: Path | None, log: Optional[Path], /, groundtruth: "None | pathlib.Path",
-        agent_workspace: Union[None, Path], res_log_file: "Optional[Path]", launch_time: "str | None" = None):
-    paths = [workspace, log, agent_workspace, res_log_file]
-    is_path = [isinstance(path, Path) for path in paths]
-    others = [isinstance(groundtruth, (Path, type(None))), isinstance(launch_time, str)]
-    return {"a": (is_path + others).count(True)}
-"""
-OTHER_PARAMETERS = """
-def evaluate(workspace, /, *, strict=True, **more):
-    return {"a": 7 if strict and not more else 0}
-"""
 LEAVES_A_THREAD = """
 import threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()
@@ -444,9 +319,6 @@ def evaluate():
         ("async def evaluate(workspace): return {'a': -2.5}", -2.5),
         (ALL_PARAMETERS, 3.0),
         pytest.param(PATH_PARAMETERS, 1.0, marks=pytest.mark.toolathlon),
-        (OPTIONAL_PATHS, 6.0),
-        (OTHER_PARAMETERS, 7.0),
-        ("from .scoring import score as evaluate", 4.0),
         (LEAVES_A_THREAD, 1.0),
     ],
 )
@@ -462,11 +334,9 @@ async def test_rubric_function_gets_arguments_by_parameter_name(
     ("source", "complaint"),
     [
         ("def evaluate(): return {'a': float('nan')}", "metric 'a' is nan"),
-        ("def evaluate(): return {'a': object()}", "not a finite number"),
         ("def evaluate(): return {'a': 1, 'b\\ud800': 1}", "printable characters"),
         ("def evaluate(): return {f'm{n}': n for n in range(10**6)}", "not one JSON value"),
         ("import os\ndef evaluate(): os._exit(0)", "without returning metrics"),
-        ("import os\ndef evaluate(): os.kill(os.getpid(), 9)", "evaluate was killed: signal 9"),
     ],
 )
 async def test_attempt_with_invalid_metrics_is_forfeited(
@@ -481,8 +351,6 @@ async def test_attempt_with_invalid_metrics_is_forfeited(
     [
         ("def evaluate(answer): return {'a': 1}", "TypeError: parameter 'answer'"),
         ("def evaluate(): raise SystemExit(0)", "SystemExit: 0"),
-        ("def evaluate(): return 1 / 0", "ZeroDivisionError: division by zero"),
-        ("def evaluate():\n    a = {}; a['a'] = a\n    return a", "ValueError: Circular reference"),
         ("def evaluate():\n    a = 0\n    for _ in range(9**6): a = [a]\n    return a", "RecursionError"),
     ],
 )
@@ -492,38 +360,6 @@ async def test_rubric_function_that_raises_pays_nothing(
     verdict = await grader.verdict(one_metric(source))
     assert (verdict.status, verdict.success, verdict.reward) == ("scored", True, 0.0), verdict
     assert verdict.uncaught.startswith(f"evaluation/evaluator.py:evaluate: {uncaught}")
-
-
-async def test_attempt_whose_rubric_function_does_not_return_is_forfeited(grader: SandboxGrader) -> None:
-    verdict = await grader.verdict(
-        one_metric("import time\ndef evaluate(): time.sleep(600)"), deadline_seconds=1.5
-    )
-    assert forfeited(verdict) == "evaluation/evaluator.py:evaluate did not end in time"
-
-
-async def test_no_report_of_turns_can_prevent_a_verdict(grader: SandboxGrader) -> None:
-    verdict = await grader.verdict({}, attempt=make_attempt(turns=10**400))
-    assert (verdict.reward, verdict.metrics["turns"]) == (1.0, 2.0**53 - 1)
-
-
-async def test_child_processes_of_the_function_do_not_inherit_the_channel(grader: SandboxGrader) -> None:
-    source = """
-import os, subprocess, sys
-CHILD = '''
-import os
-print("DECATHLON_CHANNEL" in os.environ)
-for number in range(3, 256):
-    try: os.write(number, b'{"a": 9}')
-    except OSError: pass
-    else: print("wrote to", number)
-'''
-def evaluate():
-    child = [sys.executable, "-c", CHILD]
-    output = subprocess.run(child, close_fds=False, capture_output=True, text=True).stdout
-    return {"a": 5 if output.strip() == "False" else 0}
-"""
-    verdict = await grader.verdict(one_metric(source))
-    assert verdict.reward == 5.0, verdict
 
 
 @pytest.mark.toolathlon
@@ -572,73 +408,37 @@ def tries():
     assert (verdict.success, verdict.reward) == (False, 3.0), verdict
 
 
-@pytest.mark.toolathlon
-async def test_links_out_of_the_workspace_are_refused_and_reported(
-    grader: SandboxGrader, tmp_path: Path
-) -> None:
-    archive = tmp_path / "evil.tar"
-    with tarfile.open(archive, "w") as tar:
-        for name, target in (
-            ("paper.pdf", f"../{PAPER}/groundtruth_workspace/paper.pdf"),
-            ("inside", "real.txt"),
-        ):
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = tarfile.SYMTYPE, target
-            tar.addfile(info)
-        info = tarfile.TarInfo("../tasks/train/paper/evaluation/main.py")
-        tar.addfile(info, io.BytesIO())
-    verdict = await grader.verdict(with_rubric(PAPER_FUNCTION), archive)
-    assert (verdict.success, verdict.reward) == (False, 0.1)
-    assert verdict.refused == (
-        f"paper.pdf: a link that leads out, to ../{PAPER}/groundtruth_workspace/paper.pdf",
-        "../tasks/train/paper/evaluation/main.py: a path with ..",
-    )
-
-
 async def test_sealed_files_of_preprocess_are_used(grader: SandboxGrader, tmp_path: Path) -> None:
-    suite = write_suite(tmp_path / "checkout", evaluator("raise SystemExit(1)"))
     sealed = tmp_path / "sealed.tar"
     sealed.write_bytes(tar_of({"./evaluation/main.py": "", "./groundtruth_workspace/made": "by preprocess"}))
-    with anyio.fail_after(60):
-        assert (await grader.grade(make_attempt(), suite, {}, sealed=sealed)).reward == 1.0
+    assert (await grader.verdict(evaluator("raise SystemExit(1)"), sealed=sealed)).reward == 1.0
 
 
-async def test_suite_may_require_a_claim(grader: SandboxGrader, tmp_path: Path) -> None:
-    suite = write_suite(tmp_path / "checkout", {"suite.yaml": "profile: starter\nclaim_required: true\n"})
-    with anyio.fail_after(60):
-        claimed = await grader.grade(make_attempt(), suite, {})
-        unclaimed = await grader.grade(make_attempt(claimed=False), suite, {})
+async def test_suite_may_require_a_claim(grader: SandboxGrader) -> None:
+    files = {"suite.yaml": "profile: starter\nclaim_required: true\n"}
+    claimed = await grader.verdict(files)
+    unclaimed = await grader.verdict(files, attempt=make_attempt(claimed=False))
     assert (claimed.reward, unclaimed.reward) == (1.0, 0.0)
     assert "claimed" in unclaimed.detail
 
 
-async def test_invalid_rubric_file_gives_no_reward(grader: SandboxGrader) -> None:
-    verdict = await grader.verdict(evaluator("", **{"rubric.yaml": "weights: [1]"}))
-    assert unscored(verdict) == "evaluator_error"
-    assert "rubric.yaml" in verdict.detail
-
-
-async def test_sandbox_that_cannot_be_opened_gives_no_reward(grader: SandboxGrader, tmp_path: Path) -> None:
-    suite = write_suite(tmp_path / "checkout", {})
-
+async def test_sandbox_that_cannot_be_opened_gives_no_reward(grader: SandboxGrader) -> None:
     def unavailable(network: Network) -> Any:
         raise ProviderUnavailableError("no Docker engine answers")
 
     def broken(network: Network) -> Any:
         raise RuntimeError("a secret path")
 
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=unavailable)
-        assert (unscored(verdict), verdict.detail) == ("not_evaluated", "no Docker engine answers")
-        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=broken)
-        assert (unscored(verdict), verdict.detail) == ("not_evaluated", "a fault of the server: RuntimeError")
+    verdict = await grader.verdict({}, open_sandbox=unavailable)
+    assert (unscored(verdict), verdict.detail) == ("not_evaluated", "no Docker engine answers")
+    verdict = await grader.verdict({}, open_sandbox=broken)
+    assert (unscored(verdict), verdict.detail) == ("not_evaluated", "a fault of the server: RuntimeError")
 
 
 @pytest.mark.parametrize("lost", [2, 3])
 async def test_attempt_is_graded_although_drivers_of_two_sandboxes_never_came_up(
-    grader: SandboxGrader, tmp_path: Path, lost: int
+    grader: SandboxGrader, lost: int
 ) -> None:
-    suite = write_suite(tmp_path / "checkout", {})
     opened = 0
 
     @asynccontextmanager
@@ -650,65 +450,11 @@ async def test_attempt_is_graded_although_drivers_of_two_sandboxes_never_came_up
         async with grader.open(network) as sandbox:
             yield sandbox
 
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=lost_at_first)
+    verdict = await grader.verdict({}, open_sandbox=lost_at_first)
     if lost < 3:
         assert verdict.reward == 1.0
     else:
         assert (unscored(verdict), opened) == ("sandbox_lost", 3)
-
-
-async def test_sandbox_that_never_opens_gives_no_reward(
-    grader: SandboxGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grader_module, "OPEN_SECONDS", 0.05)
-    suite = write_suite(tmp_path / "checkout", {})
-
-    @asynccontextmanager
-    async def never(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-        await anyio.sleep_forever()
-        raise AssertionError
-        yield
-
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=never)
-    assert unscored(verdict) == "not_evaluated"
-    assert "no sandbox for grading could be opened" in verdict.detail
-
-
-async def test_failed_removal_of_a_sandbox_keeps_the_verdict(grader: SandboxGrader, tmp_path: Path) -> None:
-    suite = write_suite(tmp_path / "checkout", {})
-
-    @asynccontextmanager
-    async def fails_to_close(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-        async with grader.open(network) as opened:
-            yield opened
-        raise ProviderUnavailableError("could not be removed")
-
-    with anyio.fail_after(60):
-        assert (await grader.grade(make_attempt(), suite, {}, open_sandbox=fails_to_close)).reward == 1.0
-
-
-async def test_cancelled_grading_closes_its_sandbox(grader: SandboxGrader, tmp_path: Path) -> None:
-    suite = write_suite(tmp_path / "checkout", evaluator("import time; time.sleep(600)"))
-    opened, closed = anyio.Event(), anyio.Event()
-
-    @asynccontextmanager
-    async def watched(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-        try:
-            async with grader.open(network) as (sandbox, driver):
-                opened.set()
-                yield sandbox, driver
-        finally:
-            closed.set()
-
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: grader.grade(make_attempt(), suite, {}, open_sandbox=watched))
-            await opened.wait()
-            tasks.cancel_scope.cancel()
-    assert closed.is_set()
-    assert [entry.name for entry in grader.folder.iterdir() if entry.name.startswith("grading-")] == []
 
 
 async def test_grading_in_place_restores_the_suites_files_and_keeps_the_workspace(

@@ -12,14 +12,12 @@ import pytest
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import (
-    CallTimeoutError,
     DecathlonError,
     DiskFullError,
     DriverError,
     LimitExceededError,
     ProviderUnavailableError,
     SandboxLostError,
-    SuiteError,
 )
 from decathlon_mcp.grading import fault
 from decathlon_mcp.grading.fault import AgentsFaultError, FaultFinder, ProviderHealth
@@ -32,9 +30,7 @@ pytestmark = pytest.mark.anyio
 
 UNEXPLAINED = [
     ProviderUnavailableError("the engine was silent"),
-    CallTimeoutError("the driver was silent"),
     DriverError("broken", reason="files"),
-    MemoryError(),
     OSError(errno.EACCES, "Permission denied"),
 ]
 """Errors that say nothing about whose fault they are."""
@@ -86,7 +82,7 @@ async def place(control: Faults | None = None, usage: Usage | None = None) -> As
     assert found.provider.machine.sandboxes == {}
 
 
-@pytest.mark.parametrize("budget", ["entries", "name_bytes", "seconds", "memory"])
+@pytest.mark.parametrize("budget", ["entries", "memory"])
 async def test_an_exceeded_budget_is_the_agents_even_if_everything_fails(budget: str) -> None:
     async with place(BROKEN) as found:
         raised = await found.outcome(LimitExceededError("too much", budget=budget))
@@ -97,7 +93,6 @@ async def test_an_exceeded_budget_is_the_agents_even_if_everything_fails(budget:
 
 LOST = [
     SandboxLostError("lost", cause="exit code 137"),
-    SandboxLostError("lost", cause="killed by the engine, exit code 1"),
     SandboxLostError("lost"),
     ProviderUnavailableError("no", outside="the engine's disk failed"),
     OSError(errno.EIO, "Input/output error"),
@@ -129,7 +124,6 @@ async def test_a_failure_of_all_is_lost_unless_the_sandbox_is_over_its_share(err
 
 FAULTS_OF_A_CONTROL = [
     Faults(open_error=ProviderUnavailableError("no")),
-    Faults(put_error=OSError(errno.EMFILE, "no")),
     Faults(get_error=MemoryError()),
     Faults(pause_error=ProviderUnavailableError("no")),
     Faults(dies_on="freeze"),
@@ -148,32 +142,11 @@ async def test_a_control_sandbox_fails_in_whatever_is_done_with_an_agents(
         assert "a control sandbox failed too" in raised.message
 
 
-async def test_one_control_sandbox_answers_all_who_wait_and_its_answer_gets_old(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with place(Faults(open_seconds=0.05)) as found:
-
-        async def fail(episode: str) -> None:
-            raised = await found.outcome(CallTimeoutError("late"), episode=episode)
-            assert isinstance(raised, AgentsFaultError)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(5):
-                tasks.start_soon(fail, str(number))
-        await fail("later")
-        assert found.controls == 1
-        monkeypatch.setattr(fault, "CONTROL_VALID_SECONDS", 0.0)
-        await fail("much later")
-        assert found.controls == 2
-
-
 @pytest.mark.parametrize(
     "error",
     [
         DiskFullError("no room"),
-        OSError(errno.ENOSPC, "no room"),
         OSError(errno.EMFILE, "Too many open files"),
-        SuiteError("no"),
         KeyError("bug"),
     ],
 )
@@ -187,10 +160,4 @@ async def test_a_success_before_the_operation_decides_nothing() -> None:
         found.health.note_success("another")
         await anyio.sleep(0.01)
         raised = await found.outcome(ProviderUnavailableError("the engine was silent"))
-        assert isinstance(raised, ProviderUnavailableError)
-
-
-async def test_a_success_of_the_same_episode_decides_nothing() -> None:
-    async with place(BROKEN) as found:
-        raised = await found.outcome(ProviderUnavailableError("the engine was silent"), succeeded="one")
         assert isinstance(raised, ProviderUnavailableError)

@@ -14,7 +14,6 @@ from tests.grading.support import PAPER, rubric_text, write_suite
 
 EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return dict(NAMES)\n"}
 NO_FUNCTION = {f"{PAPER}/evaluation/evaluator.py": "def score(workspace):\n    return {}\n"}
-EXAMPLE_WEIGHTS = {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
 
 
 def load(tmp_path: Path, files: dict[str, str]) -> Rubric | None:
@@ -24,18 +23,6 @@ def load(tmp_path: Path, files: dict[str, str]) -> Rubric | None:
 
 def own(**fields: Any) -> dict[str, str]:
     return {f"{PAPER}/evaluation/rubric.yaml": rubric_text(**fields)}
-
-
-def test_reward_is_the_weighted_sum() -> None:
-    example = Rubric(EXAMPLE_WEIGHTS)
-    assert (
-        example.reward(read_metrics('{"paper_downloaded": true, "correct_paper": 0.5, "efficient": 1}'))
-        == 1.1
-    )
-    assert (
-        example.reward(read_metrics('{"paper_downloaded": true, "correct_paper": false, "efficient": 0}'))
-        == 0.5
-    )
 
 
 def test_weight_for_a_missing_metric_is_an_error_that_lists_the_metrics() -> None:
@@ -52,22 +39,13 @@ def test_metric_outside_its_range_is_an_error() -> None:
         ranged.reward({"a": 1.01})
 
 
-def test_infinite_sum_is_an_error() -> None:
-    with pytest.raises(BadMetricsError, match="the weighted sum is inf, beyond"):
-        Rubric({"a": 1e308}).reward({"a": 1e308})
-
-
 @pytest.mark.parametrize(
     ("term", "value"),
     [
         ("calls < 20", 1.0),
         ("calls<2", 0.0),
-        ("calls <= 19", 1.0),
-        ("calls > 18.5", 1.0),
         ("calls >= 20", 0.0),
-        ("calls == 19", 1.0),
         ("calls != 19", 0.0),
-        ("calls > -1", 1.0),
     ],
 )
 def test_comparisons_are_one_or_zero(term: str, value: float) -> None:
@@ -80,24 +58,15 @@ def test_comparisons_are_one_or_zero(term: str, value: float) -> None:
     ("text", "complaint"),
     [
         (None, "without returning metrics"),
-        ("", "without returning metrics"),
         ("[1]", "did not return a dict"),
         ('{"a": 1}{"a": 2}', "not one JSON value"),
         ('{"a": NaN}', "metric 'a' is nan, not a finite number"),
-        ('{"a": -Infinity}', "metric 'a' is -inf"),
-        ('{"a": 1e999}', "metric 'a' is inf"),
         ('{"a": 1%s}' % ("0" * 400), "beyond ±9007199254740991"),
         ('{"a": "1"}', "metric 'a' is \"1\", not a finite number or a boolean"),
-        ('{"a": null}', "metric 'a' is null"),
-        ('{"a": [1]}', "metric 'a' is"),
         ('{"calls": 1}', "a metric that the server itself provides"),
-        ('{"tool_calls(a__b)": 1}', "a metric that the server itself provides"),
         ('{"a < 1": 1}', "none of the characters < > = !"),
-        ('{"": 1}', "printable"),
         ('{"%s": 1}' % ("b" * 101), "1 to 100 printable characters"),
-        ('{"a": -9007199254740992}', "metric 'a' is -9007199254740992, beyond"),
         ('{"a": 1e300}', "metric 'a' is 1e+300, beyond"),
-        ("true", "did not return a dict"),
         ("[" * 100_000, "not one JSON value"),
         (json.dumps({str(n): n for n in range(300)}), "200 at most"),
     ],
@@ -106,30 +75,6 @@ def test_invalid_function_output_is_an_error(text: str | None, complaint: str) -
     with pytest.raises(BadMetricsError) as error:
         read_metrics(text)
     assert complaint in error.value.message
-
-
-def test_rubric_in_the_evaluation_folder_is_loaded(tmp_path: Path) -> None:
-    loaded = load(
-        tmp_path,
-        own(
-            function="evaluation/evaluator.py:evaluate",
-            weights={**EXAMPLE_WEIGHTS, "calls < 20": 1},
-            normalise=True,
-            ranges={"correct_paper": [0, 1]},
-        ),
-    )
-    assert loaded is not None
-    assert loaded.function == "evaluation/evaluator.py:evaluate"
-    assert loaded.weights == {**EXAMPLE_WEIGHTS, "calls < 20": 1}
-    assert loaded.normalise
-    assert loaded.ranges == {"correct_paper": (0, 1)}
-
-
-def test_rubric_in_the_task_folder_is_loaded(tmp_path: Path) -> None:
-    loaded = load(
-        tmp_path, {**NO_FUNCTION, f"{PAPER}/rubric.yaml": "weights: {success: 1.0, calls < 20: 0.1}\n"}
-    )
-    assert loaded == Rubric({"success": 1.0, "calls < 20": 0.1})
 
 
 def test_suite_rubrics_apply_by_task_id_then_by_default(tmp_path: Path) -> None:
@@ -153,26 +98,16 @@ def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
     ("fields", "complaint"),
     [
         ({}, "weights"),
-        ({"weights": {}}, "weights"),
         ({"weights": {"a": 1}}, "without `function`, or a function `evaluate`, there is no metric 'a'"),
-        ({"weights": {"a < 3": 1}}, "without `function`, or a function `evaluate`, there is no metric 'a'"),
         ({"weights": {"calls": 1}, "ranges": {"a": [0, 1]}}, "there is no metric 'a'"),
         ({"weights": {"calls": True}}, "weights.calls"),
-        ({"weights": {"calls": "1"}}, "weights.calls"),
         ({"weights": {"calls <": 1}}, "a comparison is"),
-        ({"weights": {"calls < turns": 1}}, "a comparison is"),
         ({"weights": {"calls < __import__('os')": 1}}, "a comparison is"),
-        ({"weights": {"0 < calls < 3": 1}}, "a comparison is"),
         ({"weights": {"calls": 1}, "ranges": {"calls": [1, 0]}}, "the lower one first"),
-        ({"weights": {"calls": 1}, "ranges": {"calls": [1]}}, "ranges.calls"),
         ({"weights": {"calls": -1}, "normalise": True}, "must be above 0"),
-        ({"weights": {"calls": 1}, "normalise": "yes"}, "normalise"),
         ({"weights": {"calls": 1}, "normalize": True}, "there is no such field; did you mean normalise?"),
         ({"weigths": {"calls": 1}}, "line 1: weigths: there is no such field; did you mean weights?"),
-        ({"weights": {"a": 1}, "function": "evaluate"}, "evaluation/evaluator.py:evaluate"),
         ({"weights": {"a": 1}, "function": "evaluation/../x.py:evaluate"}, "expected a file"),
-        ({"weights": {"a": 1}, "function": "preprocess/main.py:evaluate"}, "expected a file"),
-        ({"weights": {"a": 1}, "function": "evaluation/other.py:evaluate"}, "there is no file"),
         ({"weights": {"a": 1}, "function": "evaluation/evaluator.py:score"}, "it has no function 'score'"),
         (
             {"weights": {"a": 1}, "function": "evaluation/evaluator.py:evalute"},
@@ -190,15 +125,13 @@ def test_invalid_rubric_is_an_error_with_file_and_field(
     assert complaint in error.value.message
 
 
-def test_function_file_that_is_no_python_is_an_error(tmp_path: Path) -> None:
-    files = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(:"}
-    with pytest.raises(SuiteError, match="is not Python"):
-        load(tmp_path, {**files, **own(function="evaluation/evaluator.py:evaluate", weights={"a": 1})})
-
-
 @pytest.mark.parametrize(
     "source",
-    ["async def evaluate(): ...", "from .x import score as evaluate", "from .x import *", "evaluate = max"],
+    [
+        "async def evaluate(): ...",
+        "from .x import score as evaluate",
+        "evaluate = max",
+    ],
 )
 def test_function_may_be_defined_assigned_or_imported(tmp_path: Path, source: str) -> None:
     files = {f"{PAPER}/evaluation/evaluator.py": source}
@@ -212,7 +145,6 @@ def test_function_may_be_defined_assigned_or_imported(tmp_path: Path, source: st
             "return {'correct': 1}",
             "weights.corect: evaluation/evaluator.py:evaluate returns no metric 'corect'",
         ),
-        ("if workspace:\n        return {'correct': 1}\n    return {}", "did you mean correct?"),
         (
             "def inner():\n        return {'corect': 1}\n    return {}",
             "(it returns none; the server adds calls,",
@@ -231,12 +163,9 @@ def test_weight_for_a_metric_that_the_function_never_returns_is_an_error(
 @pytest.mark.parametrize(
     "body",
     [
-        "return {'other': 1, 'corect': 1}",
         "if workspace:\n        return {'corect': 1}\n    return {}",
         "return {'other': 1, **workspace}",
-        "return {workspace: 1}",
         "result = {'other': 1}\n    return result",
-        "yield {'other': 1}",
         "raise ValueError",
     ],
 )

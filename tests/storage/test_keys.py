@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -24,22 +23,6 @@ def test_key_is_created_once_and_readable_by_its_owner_alone(tmp_path: Path) -> 
     assert [path.name for path in state.iterdir()] == ["key"]
 
 
-def test_servers_that_start_at_the_same_time_share_one_key(tmp_path: Path) -> None:
-    barrier, keys = threading.Barrier(8), list[bytes]()
-
-    def start() -> None:
-        barrier.wait()
-        keys.append(public_bytes(tmp_path))
-
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(keys) == 8
-    assert len(set(keys)) == 1
-
-
 def test_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     load_or_create_key(tmp_path)
     (tmp_path / "key").chmod(0o640)
@@ -57,9 +40,3 @@ def test_file_that_is_no_key_is_an_error_and_stays(tmp_path: Path, content: byte
     with pytest.raises(SettingsError, match="is not an Ed25519 key"):
         load_or_create_key(tmp_path)
     assert file.read_bytes() == content
-
-
-def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SettingsError, match="--state: the key"):
-        load_or_create_key(tmp_path / "file")

@@ -11,9 +11,8 @@ import pytest
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.plugins.page.access import PAGE_KEY_FILE, load_or_create_page_key
 from decathlon_mcp.plugins.regrade.kept_attempts import AttemptFiles
-from decathlon_mcp.plugins.retention import remove_unnamed_tools
 from decathlon_mcp.storage.disk import NotRegularError
-from decathlon_mcp.storage.kept_tools import CACHE_FOLDER, FOLDER, CachedLists
+from decathlon_mcp.storage.kept_tools import CACHE_FOLDER, CachedLists
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory
 
 pytestmark = pytest.mark.timeout(20)
@@ -29,11 +28,7 @@ def link(file: Path) -> None:
     file.symlink_to(target)
 
 
-def folder(file: Path) -> None:
-    file.mkdir()
-
-
-@pytest.mark.parametrize("place", [fifo, link, folder])
+@pytest.mark.parametrize("place", [fifo, link])
 @pytest.mark.parametrize("read", [Trajectory.update, Trajectory.reopen])
 def test_what_is_no_trajectory_is_refused_at_once(
     place: Callable[[Path], None], read: Callable[[Trajectory], object], tmp_path: Path
@@ -41,20 +36,6 @@ def test_what_is_no_trajectory_is_refused_at_once(
     place(tmp_path / TRAJECTORY_FILE)
     with pytest.raises(NotRegularError, match="not a regular file"):
         read(Trajectory(tmp_path))
-
-
-@pytest.mark.parametrize("place", [fifo, link, folder])
-def test_lists_of_tools_are_removed_also_if_a_trajectory_is_no_file(
-    place: Callable[[Path], None], tmp_path: Path
-) -> None:
-    (tmp_path / FOLDER).mkdir()
-    unnamed = tmp_path / FOLDER / f"{'0' * 64}.json"
-    unnamed.write_text("[]")
-    episode = tmp_path / "episodes" / "handle"
-    episode.mkdir(parents=True)
-    place(episode / TRAJECTORY_FILE)
-    assert remove_unnamed_tools(tmp_path, before=unnamed.stat().st_mtime + 1) == 1
-    assert not unnamed.exists()
 
 
 def test_other_files_that_are_none_are_refused_at_once(tmp_path: Path) -> None:

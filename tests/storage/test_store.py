@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
@@ -24,109 +17,9 @@ from decathlon_mcp.storage.database import SCHEMA_VERSION
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
 from tests.history.stored_episodes import episode_row
 
-WRITER = """
-import sys
-from pathlib import Path
-from decathlon_mcp.storage.store import EpisodeRow, Store
-with Store.open(Path(sys.argv[1]), "dead") as store:
-    for number in range(1_000_000):
-        store.insert_episode(EpisodeRow(
-            id=f"{number}", agent_id=f"a{number}", server="dead", suite="s", task="t", phase="queued",
-            started_at=number, spec={"number": number}, progress={},
-        ))
-        print(number, flush=True)
-"""
-
 
 def episode(name: str = "one", **fields: Any) -> EpisodeRow:
     return episode_row(name, server="me", spec={"launch_time": "2026-01-01", "text": "\ud800"}, **fields)
-
-
-def test_each_start_has_a_higher_generation(tmp_path: Path) -> None:
-    generations: list[int] = []
-    for _ in range(3):
-        with Store.open(tmp_path, "me") as store:
-            generations.append(store.generation)
-    assert generations == [1, 2, 3]
-
-
-def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode(operation="s:1", token="alice"))
-        store.update_episode("one", phase="ready", progress={"calls": 1}, tools={"files": []})
-        store.update_episode("one", verdict={"reward": 1.0})
-    with Store.open(tmp_path, "me") as store:
-        (row,) = store.unfinished_episodes()
-        written = episode(operation="s:1", phase="ready", token="alice")
-        assert row == replace(written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0})
-        assert store.find_one(EpisodeRow, operation="s:1") == row
-        assert store.find_one(EpisodeRow, agent_id="one-agent") == row
-        store.end_episode("one", "closed")
-        assert store.unfinished_episodes() == []
-        ended = store.find_one(EpisodeRow, id="one")
-        assert ended is not None
-        assert (ended.phase, ended.ending) == (ENDED, "closed")
-
-
-def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "me") as store:
-        for name in ("one", "two"):
-            store.insert_episode(episode(name))
-            store.save(
-                SandboxRow(
-                    name=f"{name}-agent",
-                    owner="me",
-                    episode=name,
-                    role="agent",
-                    provider="host",
-                    isolation="none",
-                    wire_version=3,
-                    spec={},
-                )
-            )
-        store.end_episode("one", "closed")
-        assert [row.name for row in store.find(SandboxRow)] == ["two-agent"]
-        store.delete(SandboxRow, "two-agent")
-        assert store.find(SandboxRow, episode="two") == []
-
-
-SESSION = SessionRow(id="s", server="", address="task", path="/tasks/x/mcp", data={})
-
-
-def test_server_sees_the_rows_of_dead_servers_after_adopting_them(tmp_path: Path) -> None:
-    # A killed server does not end its context.
-    with Store.open(tmp_path, "dead") as dead, Store.open(tmp_path, "heir") as store:
-        dead.insert_episode(episode())
-        dead.save(SESSION)
-        assert store.find_one(SessionRow, id="s", server=store.server) is None
-        store.adopt([])
-        assert [row.server for row in store.unfinished_episodes()] == ["heir"]
-        assert store.find_one(SessionRow, id="s", server=store.server) is not None
-        store.delete(SessionRow, "s")
-
-
-def test_sessions_of_a_server_that_ended_by_itself_are_deleted(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "first") as store:
-        store.save(SESSION)
-    with Store.open(tmp_path, "second") as store:
-        store.adopt([])
-        assert store.find_one(SessionRow, id="s", server=store.server) is None
-
-
-def test_every_row_that_was_written_survives_kill_9(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout is not None
-        for line in writer.stdout:
-            if int(line) >= 500:
-                break
-        os.kill(writer.pid, signal.SIGKILL)
-        # The last line may be cut.
-        written = max(map(int, ["500", *writer.stdout.read().split()[:-1]]))
-    with Store.open(tmp_path, "heir") as store:
-        store.adopt([])
-        assert len(store.unfinished_episodes()) >= written + 1
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
@@ -148,12 +41,6 @@ def test_database_of_another_schema_is_refused_as_it_is(tmp_path: Path, version:
 def set_schema_version(state: Path, version: int) -> None:
     with closing(sqlite3.connect(state / "store.db")) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
-
-
-def test_folder_that_cannot_hold_a_database_is_a_settings_error(tmp_path: Path) -> None:
-    (tmp_path / "store.db").mkdir()
-    with pytest.raises(SettingsError, match=r"--state: .*store\.db"), Store.open(tmp_path, "me"):
-        pass
 
 
 def test_database_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
@@ -203,25 +90,6 @@ def test_changes_while_the_store_is_locked_are_written_later(
         assert (row.phase, row.progress) == (ENDED, {"number": 99})
 
 
-def test_store_says_why_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "RETRY_SECONDS", 60.0)
-    with Store.open(tmp_path, "me") as store:
-        assert store.why_unwritable() is None
-        store.insert_episode(episode())
-        with locked(tmp_path):
-            assert store.why_unwritable() == "database is locked"
-            began_at = time.monotonic()
-            assert {store.why_unwritable() for _ in range(100)} == {"database is locked"}
-            assert time.monotonic() - began_at < store_module.WRITE_SECONDS
-            store.update_episode("one", phase="ready", progress={})
-        monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
-        store._retry_at = 0.0  # pyright: ignore[reportPrivateUsage]
-        assert store.why_unwritable() is None
-        row = store.find_one(EpisodeRow, id="one")
-        assert row is not None
-        assert row.phase == "ready"
-
-
 @contextmanager
 def read_only(store: Store) -> Generator[None]:
     """The error of a statement is that of a read-only file."""
@@ -252,15 +120,6 @@ def test_changes_that_the_disk_refuses_are_written_later(
         assert row.verdict == {"detail": "x" * 100_000}
 
 
-def test_a_change_after_the_store_was_closed_is_no_error(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode())
-    # Python's own error, which has no code of SQLite's.
-    store.end_episode("one", "late")
-    with Store.open(tmp_path, "me") as store:
-        assert [row.id for row in store.unfinished_episodes()] == ["one"]
-
-
 def test_changes_that_could_not_be_written_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,13 +143,6 @@ def test_change_that_can_never_be_written_holds_up_no_other(tmp_path: Path, colu
         store.insert_episode(episode("two"))
         assert {row.id: row.phase for row in store.unfinished_episodes()} == {"one": "ready", "two": "queued"}
         assert store.why_unwritable() is None
-
-
-def test_cause_with_bytes_of_a_sandbox_that_are_no_text_is_kept(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode("one"))
-        store.end_episode("one", "capture_failed", cause=f"it has {os.fsdecode(b'a' + bytes([255]))}")
-        assert store.query("SELECT phase, cause FROM episodes") == [(ENDED, "it has a?")]
 
 
 def test_adopting_fails_if_the_store_cannot_be_written(
@@ -325,44 +177,8 @@ def test_damaged_store_is_refused_with_what_to_do(tmp_path: Path) -> None:
             start()
 
 
-def test_damaged_row_does_not_hide_the_others(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode("one"))
-        store.insert_episode(episode("two"))
-        with closing(sqlite3.connect(tmp_path / "store.db")) as other, other:
-            other.execute("UPDATE episodes SET spec = '{' WHERE id = 'one'")
-        assert {row.id: bool(row.spec) for row in store.unfinished_episodes()} == {"one": False, "two": True}
-
-
 def test_second_episode_of_an_operation_is_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(episode("one", operation="op"))
         with pytest.raises(BadRequestError, match="use a new id for each"):
             store.insert_episode(episode("two", operation="op"))
-
-
-@pytest.mark.anyio
-async def test_new_rows_are_moved_into_the_database_file_while_the_server_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "CHECKPOINT_SECONDS", 0.01)
-
-    def rows_without_the_log() -> int:
-        copy = tmp_path / "copy" / "store.db"
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(tmp_path / "store.db", copy)
-        with closing(sqlite3.connect(copy)) as connection:
-            try:
-                return connection.execute("SELECT count(*) FROM episodes").fetchone()[0]
-            except sqlite3.DatabaseError:
-                return 0  # copied while it was written, or before the table was
-
-    with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode())
-        assert rows_without_the_log() == 0
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(store.maintain)
-            with anyio.fail_after(10):
-                while not rows_without_the_log():  # noqa: ASYNC110  (nothing announces it)
-                    await anyio.sleep(0.01)
-            tasks.cancel_scope.cancel()

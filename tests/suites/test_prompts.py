@@ -67,48 +67,6 @@ def test_the_system_prompt_is_upstreams_except_for_the_claim_sentence(checkout: 
     )
 
 
-def test_paths_are_below_the_given_root(checkout: Checkout) -> None:
-    assert "directory: /tmp/one/dumps/workspace\nRoot: /tmp/one," in (
-        prompt(checkout, root="/tmp/one").system or ""
-    )
-
-
-def test_the_gyms_launch_time_has_a_weekday_except_for_preprocess(gym: Checkout) -> None:
-    assert "Now: 2026-01-02 03:04:05 Friday\n" in (prompt(gym).system or "")
-    suite = gym.load()
-    assert suite.launch_time(FRIDAY) == "2026-01-02 03:04:05 Friday"
-    assert suite.preprocess_launch_time(FRIDAY) == "2026-01-02 03:04:05"
-
-
-def test_a_suite_can_have_its_launch_time_without_weekday(gym: Checkout) -> None:
-    gym.task()
-    gym.write("suite.yaml", 'launch_time_format: "%Y-%m-%d %H:%M:%S"\n')
-    assert gym.load().launch_time(FRIDAY) == "2026-01-02 03:04:05"
-
-
-def test_preprocess_gets_the_launch_time_of_the_prompt_by_default(checkout: Checkout) -> None:
-    checkout.task()
-    suite = checkout.load()
-    assert suite.preprocess_launch_time(FRIDAY) == suite.launch_time(FRIDAY) == "2026-01-02 03:04:05 Friday"
-
-
-def test_instructions_are_system_prompt_and_task(checkout: Checkout) -> None:
-    both = prompt(checkout, task="Find the paper.\n")
-    assert both.instructions == f"{both.system}\n\n{both.task}"
-    assert Prompt(None, "Do it.").instructions == "Do it."
-
-
-def test_the_claim_sentence_is_appended_to_another_system_prompt(checkout: Checkout) -> None:
-    system = prompt(checkout, "toolathlon", system="Be quick.").system or ""
-    assert system.startswith(
-        f"Be quick.\n{INDEPENDENCE}\nNothing but the `local-claim_done` tool ends your attempt"
-    )
-
-
-def test_without_a_system_prompt_the_claim_sentence_is_the_system_prompt(checkout: Checkout) -> None:
-    assert (prompt(checkout, system=None).system or "").startswith("Nothing but the `claim_done` tool")
-
-
 @pytest.mark.parametrize(
     ("names", "spelled"),
     [
@@ -147,7 +105,6 @@ def test_verified_names_rewrite_local_tools_in_the_system_prompt_and_leave_the_t
     [
         "a local-first shop, see non-local-claim_done and local-claim_done-2",
         "`files-report` and files-read_file.txt, `other-read_file`",
-        "claim_done is a word",
     ],
 )
 def test_text_that_may_not_be_a_tool_name_is_unchanged(checkout: Checkout, text: str) -> None:

@@ -66,11 +66,3 @@ def test_a_broken_git_checkout_has_a_revision(checkout: Checkout) -> None:
     plain = checkout.load().revision
     checkout.write(".git", "gitdir: /nowhere\n")
     assert checkout.load().revision == plain
-
-
-def test_the_revision_is_computed_once(checkout: Checkout) -> None:
-    folder = checkout.task()
-    suite = checkout.load()
-    first = suite.revision
-    (folder / "docs" / "task.md").write_text("changed")
-    assert suite.revision == first

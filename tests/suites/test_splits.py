@@ -30,11 +30,6 @@ def test_a_listed_task_is_in_its_split_and_another_is_split_by_its_hash(
     assert splits(checkout) == {"imagenet": (listed,), "my-own": splits_of("my-own", {})}
 
 
-def test_the_packaged_lists_do_not_apply_to_another_profile(gym: Checkout) -> None:
-    gym.task("imagenet")
-    assert splits(gym) == {"imagenet": splits_of("imagenet", {})}
-
-
 def test_the_hash_splits_about_80_to_20_and_never_changes() -> None:
     by_number = [splits_of(f"task-{number}", {}) for number in range(1000)]
     assert 760 < sum(split == ("train",) for split in by_number) < 840

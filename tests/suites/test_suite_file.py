@@ -25,15 +25,10 @@ def test_a_checkout_without_marks_has_toolathlons_profile(checkout: Checkout) ->
 
 
 @pytest.mark.parametrize("script", ["evaluation/main.py", "preprocess/main.py"])
-@pytest.mark.parametrize("other_root_files", [(), ("scripts/run_single_containerized.sh",)])
-def test_the_gyms_profile_is_detected_by_its_tasks(
-    checkout: Checkout, script: str, other_root_files: tuple[str, ...]
-) -> None:
+def test_the_gyms_profile_is_detected_by_its_tasks(checkout: Checkout, script: str) -> None:
     """Its forks leave out or rename files of its root."""
     checkout.task("first")
     checkout.task("second", files={script: 'DB = {"dbname": "toolathlon_gym", "port": 5432}\n'})
-    for name in other_root_files:
-        checkout.write(name)
     assert checkout.load().profile.name == "gym"
 
 
@@ -48,21 +43,6 @@ def test_a_checkout_that_is_taken_for_toolathlon_is_warned_of(
     checkout.write("scripts/run_single_containerized.sh")
     assert checkout.load().profile.name == "toolathlon"
     assert "taken for" not in caplog.text
-
-
-def test_the_gyms_profile_is_detected_by_its_marks(gym: Checkout) -> None:
-    gym.task()
-    suite = gym.load()
-    assert suite.profile.name == "gym"
-    assert suite.profile.claim_required
-    assert not suite.profile.preprocess_must_succeed
-    assert suite.task_dir(suite.tasks["find-paper"]) == "find-paper"
-
-
-def test_a_suite_with_the_name_of_a_profile_has_that_profile(checkout: Checkout) -> None:
-    checkout.task()
-    checkout.write("suite.yaml", "name: starter\n")
-    assert checkout.load().profile.root == PurePosixPath("/episode")
 
 
 def test_suite_yaml_overrides_fields_of_the_profile(checkout: Checkout) -> None:
@@ -115,14 +95,10 @@ def test_the_exact_name_overrides_patterns_in_settings_of_tasks(checkout: Checko
     [
         ("profile: toolathlon\nimagee: x\n", 2, "imagee"),
         ("profile: klingon\n", None, "profile"),
-        ("claim_required: perhaps\n", 1, "claim_required"),
-        ("name: a\nroot: relative/place\n", 2, "root"),
         ("workspace: ../outside\n", 1, "workspace"),
         ("common:\n  - configs\n  - /etc\n", 3, "common.1"),
-        ("name: 'not a name'\n", 1, "name"),
         ("tasks:\n  a:\n    in_plaice: true\n", 3, "tasks.a.in_plaice"),
         ("deadlines: {evaluation_seconds: 0}\n", 1, "deadlines.evaluation_seconds"),
-        ("names: klingon\n", 1, "names"),
     ],
 )
 def test_what_does_not_fit_names_file_line_and_field(
@@ -135,7 +111,7 @@ def test_what_does_not_fit_names_file_line_and_field(
     assert raised.value.data == {"file": str(path), "line": line, "field": field}
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "? " * 100_000, "{a: " * 100_000])
+@pytest.mark.parametrize("text", ["[" * 100_000, "? " * 100_000])
 def test_a_file_that_is_nested_too_deeply_is_an_error(checkout: Checkout, text: str) -> None:
     checkout.task()
     checkout.write("suite.yaml", text)
@@ -173,10 +149,3 @@ def test_conflict_groups_and_accounts_are_shared_resources(checkout: Checkout) -
     assert [resource.name for resource in suite.shared_resources("notion-x")] == ["the account notion"]
     assert [resource.name for resource in suite.shared_resources("a")] == ["the conflict group of a, b"]
     assert all(resource.slots == ("",) for resource in suite.shared_resources("b"))
-
-
-def test_an_error_in_a_conflict_file_names_its_line_and_field(checkout: Checkout) -> None:
-    checkout.task()
-    checkout.write("tasks/finalpool/task_conflict.json", '{\n  "conflict_groups": [["a"], "b"]\n}')
-    with pytest.raises(SuiteError, match=r"task_conflict\.json, line 2: conflict_groups\.1"):
-        checkout.load()

@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.suites.tasks import TaskFiles
 
 if TYPE_CHECKING:
     from tests.suites.conftest import Checkout
-
-
-def test_a_task_is_read_from_its_folder(checkout: Checkout) -> None:
-    checkout.server("files")
-    checkout.task(
-        "find-paper",
-        servers=("files",),
-        max_turns=10,
-        meta={"difficulty": "easy"},
-        unknown_field=True,
-        files={
-            "preprocess/main.py": "",
-            "groundtruth_workspace/answer.txt": "42",
-            "initial_workspace/question.txt": "?",
-            "token_key_session.py": "all_token_key_session = dict()",
-        },
-    )
-    task = checkout.load().tasks["find-paper"]
-    assert task.folder == PurePosixPath("tasks/finalpool/find-paper")
-    assert task.suite == "checkout"
-    assert task.files == TaskFiles(
-        preprocess="preprocess.main",
-        groundtruth="groundtruth_workspace",
-        initial_workspace="initial_workspace",
-    )
-    assert task.has_token_file
-    assert not task.in_place
-    assert (task.max_turns, task.meta) == (10, {"difficulty": "easy"})
-    assert task.config["unknown_field"] is True
-    assert task.errors == ()
-
-
-def test_a_preprocess_folder_without_a_main_module_is_ignored(checkout: Checkout) -> None:
-    checkout.task(files={"preprocess/notes.md": ""})
-    assert not checkout.load().tasks["find-paper"].has_preprocess
 
 
 def test_claim_done_and_conversation_tools_are_no_local_tools(checkout: Checkout) -> None:
@@ -57,12 +21,6 @@ def test_claim_done_and_conversation_tools_are_no_local_tools(checkout: Checkout
         "python_execute",
         "handle_overlong_tool_outputs",
     )
-
-
-def test_a_server_named_twice_is_needed_once(checkout: Checkout) -> None:
-    checkout.server("files")
-    checkout.task(servers=("files", "files"))
-    assert checkout.load().tasks["find-paper"].needs.servers == ("files",)
 
 
 def test_tasks_of_two_splits_with_one_name_have_the_split_in_their_ids(checkout: Checkout) -> None:
@@ -103,13 +61,9 @@ def test_an_error_in_a_configuration_names_its_line_and_hides_no_other_task(chec
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ("9" * 4300, "an integer of 4300 digits"),
         ("9" * 5000, "an integer of 5000 digits"),
-        ("-" + "9" * 30, "an integer of 31 digits"),
         ("NaN", "NaN is no number"),
-        ("-Infinity", "-Infinity is no number"),
         (r'"\ud83d"', "half of a surrogate pair"),
-        (r'{"\udc00": 1}', "half of a surrogate pair"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -127,18 +81,11 @@ def test_a_value_that_cannot_be_listed_is_an_error_of_its_task_only(
         suite.task("bad")
 
 
-def test_no_local_tools_can_be_written_as_null(checkout: Checkout) -> None:
-    checkout.task(needed_local_tools=None)
-    assert checkout.load().task("find-paper").needs.local_tools == ()
-
-
 @pytest.mark.parametrize(
     ("text", "line", "field"),
     [
         ('{\n  "needed_local_tools": []\n}', 1, "needed_mcp_servers"),
-        ('{\n  "needed_mcp_servers": "files"\n}', 2, "needed_mcp_servers"),
         ('{\n  "needed_mcp_servers": [\n    "files",\n    7\n  ]\n}', 4, "needed_mcp_servers.1"),
-        ('{\n  "needed_mcp_servers": [],\n\n  "max_turns": "many"\n}', 4, "max_turns"),
     ],
 )
 def test_an_invalid_field_is_named_with_its_line(
@@ -151,14 +98,6 @@ def test_an_invalid_field_is_named_with_its_line(
     assert raised.value.data["line"] == line
     assert raised.value.data["field"] == field
     assert f"line {line}: {field}: " in raised.value.message
-
-
-@pytest.mark.parametrize("text", ["[]", "3", '"a"', "null"])
-def test_a_configuration_that_is_no_mapping_is_an_error(checkout: Checkout, text: str) -> None:
-    checkout.task()
-    checkout.write("tasks/finalpool/find-paper/task_config.json", text)
-    with pytest.raises(SuiteError, match="a mapping was expected"):
-        checkout.load().task("find-paper")
 
 
 def test_a_configuration_that_is_not_utf_8_is_an_error(checkout: Checkout) -> None:
@@ -186,27 +125,9 @@ def test_a_missing_folder_is_an_error_that_says_what_was_looked_for(tmp_path: Pa
     assert "tasks/<split>/<task>/task_config.json" in message
 
 
-def test_a_folder_that_is_no_suite_is_an_error_that_lists_its_content(tmp_path: Path) -> None:
-    (tmp_path / "README.md").touch()
-    with pytest.raises(SuiteError, match=r"not a checkout in Toolathlon's layout.*found README\.md"):
-        load_suite(tmp_path)
-    with pytest.raises(SuiteError, match="is not a folder"):
-        load_suite(tmp_path / "README.md")
-
-
 @pytest.mark.parametrize("place", ["tasks", "tasks/finalpool/find-paper", ".."])
 def test_a_path_near_a_suite_is_an_error_that_suggests_the_suite(checkout: Checkout, place: str) -> None:
     checkout.task()
     with pytest.raises(SuiteError) as raised:
         load_suite((checkout.path / place).resolve())
     assert raised.value.message.endswith(f"; did you mean {checkout.path}?")
-
-
-def test_the_bundled_suite_needs_no_network_and_no_tokens() -> None:
-    suite = load_suite("starter")
-    assert suite.profile.name == "starter"
-    assert len(suite.tasks) >= 6
-    for task in suite.tasks.values():
-        assert task.errors == ()
-        assert not task.needs.network
-        assert not suite.token_names(task)

@@ -38,17 +38,13 @@ async def coerced(value: Any, schema: JsonObject) -> Any:
     ("value", "schema", "expected"),
     [
         ("[1, 2]", {"type": "array"}, [1, 2]),
-        (' {"a": null} ', {"type": "object"}, {"a": None}),
         ("7", {"type": "integer"}, 7),
-        ("7", {"type": ["number", "null"]}, 7),
         ("7.5", {"anyOf": [{"type": "null"}, {"oneOf": [{"type": "number"}]}]}, 7.5),
-        ("true", {"type": "boolean"}, True),
         ('["1", "x"]', {"type": "array", "items": {"type": "integer"}}, [1, "x"]),
         ('{"x": "1.5", "name": "2", "z": "3"}', POINT, {"x": 1.5, "name": "2", "z": 3}),
         ([{"x": "1"}], {"type": "array", "items": {"anyOf": [{"type": "null"}, POINT]}}, [{"x": 1}]),
         ({"a": "1"}, {"type": "object", "properties": {"a": {}}, "additionalProperties": POINT}, {"a": "1"}),
         ("[NaN]", {"type": "array"}, [None]),
-        ('["\\ud800"]', {"type": "array"}, ["\ud800"]),
     ],
 )
 async def test_a_string_becomes_what_the_schema_asks_for(
@@ -64,18 +60,12 @@ async def test_a_string_becomes_what_the_schema_asks_for(
     [
         ("[1]", {"type": "string"}),
         ("[1]", {"type": ["array", "string"]}),
-        ("[1]", {"anyOf": [{"type": "array"}, {"type": "string"}]}),
         ("[1]", {}),
         ("[1]", {"$ref": "#/$defs/list"}),
-        ("[1]", {"allOf": [{"type": "array"}]}),
         ("[1", {"type": "array"}),
         ("[1]", {"type": "object"}),
-        ("true", {"type": "integer"}),
         ("1.0", {"type": "integer"}),
-        ("True", {"type": "boolean"}),
         ("null", {"type": ["integer", "null"]}),
-        ('"x"', {"type": "array"}),
-        (1, {"type": "array"}),
         ("[1]", {"type": "array", "anyOf": "none", "properties": 1} | {"type": 7}),
     ],
 )
@@ -88,18 +78,13 @@ async def test_json_over_a_limit_stays_a_string() -> None:
     assert await coerced([deep, "[1]"], {"items": {"type": "array"}}) == [deep, [1]]
 
 
-async def test_arguments_that_would_be_nested_too_deep_stay_as_they_are() -> None:
-    deep = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
-    assert await coerced([deep], {"items": {"type": "array"}}) == [deep]
-
-
 async def test_arguments_stay_as_they_are_if_the_schema_takes_too_long() -> None:
     options = [{"type": "null"}] * 1000
     many = ["[1]"] * (MAX_STEPS // len(options) + 1)
     assert await coerced(many, {"items": {"type": "array", "anyOf": options}}) == many
 
 
-@pytest.mark.parametrize(("coerces", "size"), [(True, 1), (True, 20_000), (False, 1)])
+@pytest.mark.parametrize(("coerces", "size"), [(True, 20_000), (False, 1)])
 async def test_a_server_gets_coerced_arguments_only_with_the_option(
     tmp_path: Path, coerces: bool, size: int
 ) -> None:

@@ -48,10 +48,3 @@ def test_the_release_is_known_from_the_history_or_the_texts(
     (copy / text.relative_to(checkout.path)).write_text("Find the paper.")
     monkeypatch.setattr(toolathlon_suite, "TEXTS_BEFORE", frozenset({before}))
     assert find_release(copy).name == "before"
-
-
-def test_suites_other_than_toolathlon_have_no_release(tmp_path: Path) -> None:
-    gym = Checkout(tmp_path / "checkout")
-    gym.write("toolathlon-gym.mdx")
-    gym.task()
-    assert gym.load().release is None

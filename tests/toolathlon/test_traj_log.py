@@ -182,16 +182,6 @@ def test_tools_and_key_stats_are_filled(tmp_path: Path) -> None:
     }
 
 
-def test_log_says_which_parts_are_claims_of_the_sandbox(tmp_path: Path) -> None:
-    log = log_of(tmp_path, make_attempt())
-    assert "the content of messages with role tool" in log["provenance"]["sandbox"]
-    assert set(log["provenance"]) == {"server", "sandbox", "note"}
-
-
-def test_turns_reported_by_the_client_are_used(tmp_path: Path) -> None:
-    assert log_of(tmp_path, make_attempt(turns=9))["key_stats"]["assistant_turns"] == 9
-
-
 def test_task_dir_of_a_gym_task_has_one_part(tmp_path: Path) -> None:
     files = {"suite.yaml": "profile: gym\ntask_base: tasks/train\n"}
     config = log_of(tmp_path, make_attempt(), files)["config"]
@@ -216,7 +206,6 @@ NOT_EVALUATED = "only SUCCESS counts as pass; pass is null"
     ("profile", "attempt", "outcome", "status", "result"),
     [
         ("toolathlon", {}, "pass", "success", {"pass": True, "details": ""}),
-        ("toolathlon", {"claimed": False}, "fail", "success", {"pass": False, "details": ""}),
         (
             "toolathlon",
             {"claimed": False, "truncated_by": "calls"},
@@ -224,7 +213,6 @@ NOT_EVALUATED = "only SUCCESS counts as pass; pass is null"
             "max_turns_reached",
             {"pass": None, "details": f"Task status: max_turns_reached, {NOT_EVALUATED}. why"},
         ),
-        # With `grades_truncated: true`.
         (
             "toolathlon",
             {"claimed": False, "truncated_by": "client"},
@@ -239,7 +227,6 @@ NOT_EVALUATED = "only SUCCESS counts as pass; pass is null"
             "failed",
             {"pass": None, "details": f"Task status: failed, {NOT_EVALUATED}"},
         ),
-        ("gym", {}, "pass", "success", {"pass": True, "details": ""}),
     ],
 )
 def test_status_and_result_use_upstreams_words(
@@ -259,21 +246,16 @@ def test_status_and_result_use_upstreams_words(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("claims", "status", "passed"), [(True, "success", True), (False, "max_turns_reached", None)]
-)
-async def test_a_graded_episode_has_the_files_of_toolathlons_viewer(
-    tmp_path: Path, claims: bool, status: str, passed: bool | None
-) -> None:
+async def test_a_graded_episode_has_the_files_of_toolathlons_viewer(tmp_path: Path) -> None:
     suite = suite_with(tmp_path, grades_truncated=False)
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider, suite=suite) as registry:
         episode = registry.start("find-answer", Principal())
         await episode.ready()
-        await episode.claim_done("done", truncated=not claims)
+        await episode.claim_done("done", truncated=True)
         await episode.evaluate()
         folder = episode.files.folder
-        assert json.loads((folder / "traj_log.json").read_text())["status"] == status
+        assert json.loads((folder / "traj_log.json").read_text())["status"] == "max_turns_reached"
         result = json.loads((folder / "eval_res.json").read_text())
-        assert result["pass"] is passed
-        assert claims or result["details"].startswith(f"Task status: {status}, only SUCCESS counts as pass")
+        assert result["pass"] is None
+        assert result["details"].startswith("Task status: max_turns_reached, only SUCCESS counts as pass")

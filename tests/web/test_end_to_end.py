@@ -88,38 +88,6 @@ async def test_what_was_recorded_is_replayed_after_the_sites_are_gone(tmp_path: 
     assert (key.stat().st_mode & 0o777, key.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-@pytest.mark.slow
-@needs_mitmdump
-@pytest.mark.long
-async def test_a_site_is_asked_once_for_what_the_recording_does_not_have(tmp_path: Path) -> None:
-    papers = json.loads((ARXIV / "papers.json").read_text())
-    with arxiv_sites(tmp_path, papers) as sites:
-        async with recording_server(tmp_path, "replay-or-record", sites) as served:
-            first = await play(served, "ti:stilts")
-            assert len(sites.asked) == 4
-            second = await play(served, "ti:stilts")
-            assert len(sites.asked) == 4
-    assert (first["web"]["recorded"], second["web"]["replayed"]) == (4, 4)
-    assert second["reward"] == 1.0
-
-
-@pytest.mark.slow
-@needs_mitmdump
-@pytest.mark.long
-async def test_what_could_not_be_reached_fails_again_in_a_replay(tmp_path: Path) -> None:
-    with arxiv_sites(tmp_path, []) as sites:
-        pass  # from here on, nothing listens at their ports
-    async with recording_server(tmp_path, "record", sites) as served:
-        recorded = await play(served, "ti:stilts")
-    async with recording_server(tmp_path, "replay", None) as served:
-        replayed = await play(served, "ti:stilts")
-    assert recorded["web"]["missed"] > 0
-    assert (replayed["web"]["replayed"], replayed["web"]["missed"]) == (recorded["web"]["missed"], 0)
-    (path,) = find_recordings(tmp_path / "state" / FOLDER)
-    with Recording(path) as recording:
-        assert all(request.failure for request in recording.unanswered())
-
-
 async def test_every_sandbox_of_a_task_that_needs_the_web_has_a_session(tmp_path: Path) -> None:
     async with recording_server(tmp_path, "record", None, web_proxy=STAND_IN) as served:
         first, second = await play(served, ""), await play(served, "")

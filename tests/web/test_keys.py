@@ -72,13 +72,10 @@ async def session(proxy: Running, tmp_path: Path) -> str:
 
 MISMATCHES = {
     "another host": ("proxy", f"GET http://{ATTACKER}/ HTTP/1.1", f"Host: {VICTIM}"),
-    "another host, led here by name": ("http", f"GET http://{ATTACKER}/ HTTP/1.1", f"Host: {VICTIM}"),
     "two hosts": ("http", "GET / HTTP/1.1", f"Host: {ATTACKER}", f"Host: {VICTIM}"),
     "a name that would be read as another": ("http", "GET / HTTP/1.1", f"Host: {VICTIM}#.{ATTACKER}"),
-    "an address that would be read as a name": ("http", "GET / HTTP/1.1", f"Host: [::1]@{VICTIM}"),
     "no host": ("http", "GET / HTTP/1.0"),
     "another method": ("http", "get / HTTP/1.1", f"Host: {VICTIM}"),
-    "another version": ("http", "GET / HTTP/2.0", f"Host: {VICTIM}"),
 }
 
 
@@ -97,13 +94,8 @@ async def test_a_request_that_is_not_for_the_site_that_gets_it_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "target", "host"),
-    [
-        (ATTACKER, f"{ATTACKER}:443", VICTIM),
-        (VICTIM, f"{ATTACKER}:443", ATTACKER),
-        (ATTACKER, f"{VICTIM}:443", VICTIM),
-        (ATTACKER, None, VICTIM),
-    ],
-    ids=["host", "server name and host", "server name", "host, led here by name"],
+    [(VICTIM, f"{ATTACKER}:443", ATTACKER), (ATTACKER, None, VICTIM)],
+    ids=["server name and host", "host, led here by name"],
 )
 async def test_a_request_over_tls_for_another_site_is_refused(
     proxy: Running, session: str, web: Sites, name: str, target: str | None, host: str
@@ -113,39 +105,6 @@ async def test_a_request_over_tls_for_another_site_is_refused(
     assert (reply.status, reply.headers["decathlon-web"]) == (421, "refused")
     assert (await proxy.proxy.close(session)).counts == Counts(missed=1)
     assert (web.asked, await proxy.recorded(session)) == ([], {})
-
-
-async def test_case_port_and_final_dot_do_not_count(proxy: Running, session: str) -> None:
-    async with proxy.connected(session) as client:
-        reply = await client.ask(f"GET http://{VICTIM}/1 HTTP/1.1", "Host: Victim.Example.:8080")
-        assert reply.body == VICTIM.encode()
-    async with proxy.tls(session, VICTIM, f"{VICTIM}.:443") as client:
-        assert (await client.ask("GET /2 HTTP/1.1", f"Host: {VICTIM.upper()}")).status == 200
-    assert set(await proxy.recorded(session)) == {f"http://{VICTIM}/1", f"https://{VICTIM}/2"}
-
-
-async def test_a_site_is_named_to_it_where_the_request_does_not(
-    proxy: Running, session: str, web: Sites
-) -> None:
-    async with proxy.connected(session) as client:
-        assert (await client.ask(f"GET http://{VICTIM}/ HTTP/1.0")).status == 200
-    assert web.asked == [f"{VICTIM} GET / HTTP/1.0"]
-
-
-async def test_a_connection_to_a_site_serves_many_requests(proxy: Running, session: str) -> None:
-    async with proxy.connected(session) as client:
-        for number in range(8):
-            reply = await client.ask(f"GET http://{VICTIM}/{number} HTTP/1.1", f"Host: {VICTIM}")
-            assert reply.body == VICTIM.encode()
-    assert len(await proxy.recorded(session)) == 8
-
-
-async def test_characters_that_no_address_has_are_parts_of_it(proxy: Running, session: str) -> None:
-    for path in ("/a#b", "/a?b=\xff", "/a\tb"):
-        async with proxy.connected(session, "http") as client:
-            await client.ask(f"GET {path} HTTP/1.1", f"Host: {VICTIM}")
-    recorded = await proxy.recorded(session)
-    assert set(recorded) == {f"http://{VICTIM}/a%23b", f"http://{VICTIM}/a?b=%EF%BF%BD"}
 
 
 async def test_responses_are_decoded_up_to_the_limit(proxy: Running, session: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ from decathlon_mcp.episodes.extensions import create_web
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.web.exchanges import Configuration, Counts, SessionSpec
 from decathlon_mcp.plugins.web.proxy import (
-    AUTHORITY_FOLDER,
     ProxyOptions,
     WebProxy,
     find_program,
@@ -40,17 +38,6 @@ def spec(session: str, mode: str = "record") -> SessionSpec:
     return SessionSpec(session, "episode", "agent", mode, "/recording")  # type: ignore[arg-type]
 
 
-async def test_a_connection_comes_from_the_port_that_was_announced(tmp_path: Path) -> None:
-    async with proxy(tmp_path) as running:
-        assert running.authority == "PEM"
-        await running.open(spec("one"))
-        async with await running.connect("one", "https") as stream:
-            assert (await stream.receive()).strip().isdigit()
-        assert (await running.counts("episode")).counts == Counts(replayed=1)
-    folder = tmp_path / AUTHORITY_FOLDER
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
 async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Path) -> None:
     async with proxy(tmp_path) as running:
         for session in ("one", "two"):
@@ -63,19 +50,6 @@ async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Pa
                 break
             except OSError:
                 await anyio.sleep(0.05)
-
-
-async def test_a_request_that_the_proxy_refuses_is_an_error(tmp_path: Path) -> None:
-    async with proxy(tmp_path) as running:
-        with pytest.raises(OSError, match="no such file"):
-            await running.open(spec("one", "replay"))
-
-
-async def test_no_connection_without_a_proxy() -> None:
-    options = ProxyOptions(program=PROGRAM, state=Path("/"), configuration=Configuration({}, 1, 1))
-    with pytest.raises(ConnectionRefusedError) as refused:
-        await WebProxy(options).connect("one", "proxy")
-    assert refused.value.errno == errno.ECONNREFUSED
 
 
 async def test_a_program_that_does_not_start_is_an_error_with_its_output(

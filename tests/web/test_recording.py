@@ -52,18 +52,6 @@ def rollout(episode: str, mode: str, requests: str, **counts: int) -> Rollout:
     return Rollout(episode, mode, requests, Counts(**counts), f"2026-01-01T00:00:0{episode}")
 
 
-def test_repeated_requests_get_the_responses_in_order_and_then_the_last(recording: Recording) -> None:
-    for number, text in enumerate(("first", "second")):
-        recording.add("agent", key("x"), number, response(text))
-    found = [body(recording.find("agent", key("x"), number)) for number in range(4)]
-    assert found == ["first", "second", "second", "second"]
-
-
-def test_a_number_that_was_not_stored_gets_the_nearest_response(recording: Recording) -> None:
-    recording.add("agent", key("x"), 2, response("third"))
-    assert body(recording.find("agent", key("x"), 0)) == "third"
-
-
 def test_parts_do_not_answer_each_other(recording: Recording) -> None:
     recording.add("grader", key("x"), 0, response("the answer"))
     assert recording.find("agent", key("x"), 0) is None
@@ -78,12 +66,6 @@ def test_another_variant_answers_unless_it_is_a_part_of_the_page(recording: Reco
     assert body(recording.find("agent", key("x"), 0)) == "page"
     assert recording.find("agent", key("y"), 0) is None
     assert body(recording.find("agent", key("y", Range="bytes=0-3"), 0)) == "part"
-
-
-def test_status_reason_and_headers_are_kept(recording: Recording) -> None:
-    headers = Headers((("Link", "a"), ("Link", "b"), ("X", "é")))
-    recording.add("agent", key("x"), 0, WebResponse(404, "Nowhere", headers, b"\x00\xff"))
-    assert recording.find("agent", key("x"), 0) == WebResponse(404, "Nowhere", headers, b"\x00\xff")
 
 
 def test_a_recording_does_not_grow_over_its_limit(tmp_path: Path) -> None:
