@@ -103,6 +103,20 @@ def test_a_sound_task_withstands_every_attack_with_a_shell(tmp_path: Path) -> No
     assert task["cost"]["grading_seconds"] > 0
 
 
+@pytest.mark.anyio
+async def test_an_answer_of_a_tool_that_the_prompt_sends_the_agent_to_is_no_leak(tmp_path: Path) -> None:
+    suite = shutil.copytree(SUITE, tmp_path / "suite")
+    task = suite / "tasks/planted/leaky/docs/task.md"
+    task.write_text("Ask the oracle how the story in `story.txt` ends, and write it into `answer.txt`.\n")
+    settings = read_settings({"suite": (str(suite),), "state": tmp_path / "state", "provider": "host"})
+    options = AuditOptions(tasks=("leaky",), policies=("leaks",))
+    assert await run_audit(settings, options, Report("", "", tmp_path / "audit.json")) == 0
+    (report,) = json.loads((tmp_path / "audit.json").read_text())["tasks"]
+    (note,) = report["notes"]
+    assert note.startswith("a reply of oracle__get_help has the ground truth's answer.txt")
+    assert report["verdict"] == "sound"
+
+
 def test_a_policy_that_there_is_not_is_refused(tmp_path: Path) -> None:
     status, document, printed = audit(tmp_path, "--policies", "magic")
     assert (status, document) == (2, {})
@@ -130,11 +144,18 @@ def test_a_task_with_a_recorded_web_is_audited_with_web(tmp_path: Path) -> None:
     web = ("--web", "record", "--web-proxy", str(STAND_IN))
     words = ("find-paper", "free", "--policies", "idle", "--suite", str(ARXIV / "suite"))
     _, document, printed = audit(tmp_path, *words, *web)
-    attempts, _ = read_stored(tmp_path, document["run"])
+    attempts, recorded = read_stored(tmp_path, document["run"])
     verdicts = [attempts["find-paper", policy].verdict for policy in ("null", "reads")]
     assert [verdict.raw["web"]["mode"] for verdict in verdicts if verdict] == ["record", "record"], printed
     (free,) = [task for task in document["tasks"] if task["task"] == "free"]
     assert " ".join(web) in free["findings"][0]["command"]
+    replayed = (words[0], *words[2:], "--run", "again", "--web", "replay-or-record", *web[2:])
+    _, document, printed = audit(tmp_path, *replayed)
+    again, launch_times = read_stored(tmp_path, "again")
+    (verdict,) = [attempt.verdict for (_, policy), attempt in again.items() if policy == "reads"]
+    assert verdict is not None, printed
+    assert verdict.raw["web"]["mode"] == "replay-or-record"
+    assert launch_times["find-paper"] == recorded["find-paper"]
 
 
 def test_no_attack_runs_a_command_where_nothing_is_isolated(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from decathlon_mcp.plugins.audit.abilities import (
     CallMaker,
     is_reading,
     is_removing,
+    is_source,
     runners,
     writers,
 )
@@ -71,6 +72,19 @@ def test_tools_that_write_read_and_remove_are_told_apart() -> None:
 def test_what_a_tool_says_of_itself_counts_more_than_its_name() -> None:
     assert not is_reading(tool("shop__get_order", annotations={"readOnlyHint": False}))
     assert is_reading(tool("shop__order", annotations={"readOnlyHint": True}))
+
+
+def test_words_of_a_name_may_be_told_apart_by_capitals() -> None:
+    assert is_reading(tool("cook__mcp_cook_getRecipeById"))
+    assert not is_reading(tool("cook__forgetAll"))
+
+
+def test_a_tool_is_a_source_if_the_prompt_names_its_server_and_it_answers_questions() -> None:
+    ask, write = tool("how-to__get_recipe", query=TEXT), tool("how-to__create_recipe", title=TEXT)
+    read, run = tool("how-to__read_file", path=TEXT), tool("how-to__get_command_output", command=TEXT)
+    prompt = "Query the “how to” server."
+    assert [is_source(each, prompt) for each in (ask, write, read, run)] == [True, False, False, False]
+    assert not is_source(ask, "Say how-tos matter.")
 
 
 SCHEMA: dict[str, Any] = {

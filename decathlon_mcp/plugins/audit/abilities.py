@@ -23,8 +23,11 @@ _WRITING = re.compile(r"(?:^|_)(?:write|create|save|put)(?:_|$)")
 _COMMANDS, _CODES = ("command", "cmd", "script", "shell_command"), ("code", "source", "program")
 _PATHS = ("path", "file_path", "filepath", "filename", "file", "file_name")
 _CONTENTS = ("content", "contents", "text", "data", "body", "file_text")
+CALL_SECONDS = 90.0
+"""What a call may take."""
 RUN_SECONDS = 80
-"""What a command may take, where the tool lets its caller choose."""
+"""What a command may take, where the tool lets its caller choose: less than the call, so that the tool itself
+says that the time is up. The longest of 3,154 commands took 47 s, when 15 processes shared a processor."""
 MAX_DEPTH = 6
 """Levels of a schema for which values are made."""
 
@@ -120,6 +123,16 @@ def is_reading(tool: Tool) -> bool:
 def is_removing(tool: Tool) -> bool:
     """Whether the tool's name says that it removes something."""
     return REMOVING.search(_own_name(tool)) is not None
+
+
+def is_source(tool: Tool, prompt: str) -> bool:
+    """Whether the prompt names the tool's server, which an agent should ask, and the tool answers questions.
+
+    Tools that read files or run commands do not: what they should not show depends on the place.
+    """
+    server = "[-_ ]".join(map(re.escape, re.split("[-_]", tool.name.partition("__")[0])))
+    is_named = re.search(rf"(?<!\w){server}(?!\w)", prompt, re.IGNORECASE) is not None
+    return is_named and is_reading(tool) and path_argument(tool) is None and not runners([tool])
 
 
 def path_argument(tool: Tool) -> str | None:
@@ -224,7 +237,8 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _own_name(tool: Tool) -> str:
-    return tool.name.rpartition("__")[2].replace("-", "_").lower()
+    """Its name without that of its server, as lower-case words between `_`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", tool.name.rpartition("__")[2]).lower()
 
 
 def _properties(tool: Tool) -> JsonObject:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +47,13 @@ class Attempt:
 class Attempts:
     """Plays the attempts of one audit at an open server, at most `places` at once.
 
-    `launch_time`: of all attempts, so that they can be compared. `advance` is called after each.
+    `launch_times`: of all attempts at a task, so that they can be compared. `advance` is called after each.
     """
 
     d: Decathlon
     state: Path
     run: str
-    launch_time: str
+    launch_times: Mapping[str, str]
     stored: dict[tuple[str, str], Attempt]
     places: anyio.CapacityLimiter
     advance: Callable[[str], None]
@@ -78,7 +78,10 @@ class Attempts:
         labels, handle = {RUN_LABEL: self.run, POLICY_LABEL: policy}, ""
         try:
             async with self.d.episode(
-                task, launch_time=self.launch_time, labels=labels, patience_seconds=PLAY_SECONDS
+                task,
+                launch_time=self.launch_times[task],
+                labels=labels,
+                patience_seconds=PLAY_SECONDS,
             ) as episode:
                 handle = episode.id
                 opened()
@@ -111,12 +114,12 @@ def _replies(folder: Path) -> list[tuple[str, JsonObject, bool, str]]:
         return []
 
 
-def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], str | None]:
-    """The attempts of a run that have a verdict, by task and policy, and their launch time. Blocks."""
-    history, found, launch_time = EpisodeHistory([state]), dict[tuple[str, str], Attempt](), None
+def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], dict[str, str]]:
+    """The attempts of a run that have a verdict, by task and policy, and each task's launch time. Blocks."""
+    history, found, launch_times = EpisodeHistory([state]), dict[tuple[str, str], Attempt](), dict[str, str]()
     with Store.open_read_only(state) as store:
         if store is None:
-            return {}, None
+            return {}, {}
         handles = dict[str, str](store.query("SELECT public_id, id FROM episodes"))
     for summary in history.all_episodes(EpisodeQuery(run=run, live=False, lost=False)):
         place = (summary.task, summary.labels.get(POLICY_LABEL, ""))
@@ -126,5 +129,6 @@ def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], 
             continue
         verdict = Verdict.read(stored)
         found[place] = Attempt(place[1], handles[summary.public_id], verdict)
-        launch_time = launch_time or details.launch_time
-    return found, launch_time
+        if details.launch_time is not None:
+            launch_times.setdefault(summary.task, details.launch_time)
+    return found, launch_times

@@ -21,11 +21,12 @@ from decathlon_client.script import Step, read_steps
 from decathlon_client.values import CLAIM
 from decathlon_client.values import Task as DescribedTask
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
-from decathlon_mcp.errors import DecathlonError, SuiteError
+from decathlon_mcp.errors import BadRequestError, DecathlonError, SuiteError
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.plugins.audit import policies
-from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
+from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading, is_source
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
 from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
@@ -93,6 +94,18 @@ def default_run(suites: Sequence[Suite]) -> str:
     return f"audit-{digest.hexdigest()[:8]}"
 
 
+def launch_time_of(catalogue: Catalogue, name: str, now: datetime) -> str:
+    """The launch time of the attempts at a task: now, or that of the recording from which it is played.
+
+    Raises UnknownTaskError and SuiteError.
+    """
+    suite, task = catalogue.find(name)
+    try:
+        return catalogue.launch_time(suite, task, now).isoformat()
+    except BadRequestError:  # the recording has another one
+        return catalogue.launch_time(suite, task).isoformat()
+
+
 @dataclass(slots=True)
 class _Audit:
     settings: Settings
@@ -107,15 +120,16 @@ class _Audit:
         registry = endpoint.registry
         catalogue, state = registry.catalogue, self.settings.state
         run = self.options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
-        stored, launch_time = await anyio.to_thread.run_sync(read_stored, state, run)
+        stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)
         names = [*dict.fromkeys(self.options.tasks)]
         if not names:
             names = runnable_tasks(catalogue, TaskFilter.model_validate({"split": self.options.split}))
+        now = datetime.now(UTC).replace(microsecond=0)
         attempts = Attempts(
             self.d,
             state,
             run,
-            launch_time or datetime.now(UTC).replace(microsecond=0).isoformat(),
+            {name: launch_time_of(catalogue, name, now) for name in names} | launch_times,
             stored,
             anyio.CapacityLimiter(self.options.jobs),
             self.report.advance,
@@ -200,8 +214,9 @@ class _TaskAudit:
         self.cost = await anyio.to_thread.run_sync(meter.cost_of, self.name, measured, self.empty.verdict)
         try:
             tools = tuple(await d.tools(listed))
-            answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, listed.prompt or "")
-            self.target = Target(self.name, self.suite, self.task, tools, answers)
+            prompt = listed.prompt or ""
+            answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, prompt)
+            self.target = Target(self.name, self.suite, self.task, prompt, tools, answers)
         except (ClientError, DecathlonError) as error:
             self.unplayable = error.message
 
@@ -351,6 +366,8 @@ class _TaskAudit:
             self.skipped["leaks"] = "its checkout has no answer of 32 characters that is not in the prompt"
         stored = (self.attempts.stored.get((self.name, policy)) for policy in ("reads", "random"))
         looked = [attempt for attempt in stored if attempt is not None]
+        sources = {tool.name for tool in target.tools if is_source(tool, target.prompt)}
+        shown = ""
         for attempt in looked:
             for tool, arguments, _, text in await self.attempts.replies(attempt):
                 request = json.dumps(arguments, ensure_ascii=False)
@@ -359,9 +376,15 @@ class _TaskAudit:
                     if paths:
                         self._add_finding("leaks", f"the sandbox has {paths[0]}", attempt)
                         return
-                elif (where := target.answers.seen_in(text, request)) is not None:
+                elif (where := target.answers.seen_in(text, request)) is None:
+                    continue
+                elif tool in sources:
+                    shown = shown or f"a reply of {tool} has {where}, and the prompt names its server"
+                else:
                     self._add_finding("leaks", f"a reply of {tool} has {where}", attempt)
                     return
+        if shown:
+            self.notes.append(f"{shown}: is that the task?")
 
     async def _oracle(self, target: Target, abilities: Abilities) -> Attempt | None:
         """Play a solution, and without each of its steps; the attempt that came closest."""
