@@ -29,6 +29,17 @@ SUITE = Path(__file__).parent / "suite"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+PLANTED = {
+    "free": ["pays for nothing"],
+    "forgeable": ["can be forged"],
+    "clock": ["unsteady"],
+    "listing": ["unsteady"],
+    "leaky": ["leaks"],
+    "sound": list[str](),
+}
+"""Tasks with a planted fault, and the kinds of findings."""
+
+
 def audit(state: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """The exit status, the JSON document and what was printed."""
     file = state / "audit.json"
@@ -43,20 +54,13 @@ def audit(state: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[str, Any], str]:
     state = tmp_path_factory.mktemp("state")
-    return state, *audit(state, "sound", "free", "clock", "listing", "leaky", "forgeable")
+    return state, *audit(state, *PLANTED)
 
 
 def test_each_fault_is_found_by_its_own_check_only(audited: Any) -> None:
     _, status, document, printed = audited
     kinds = {task["task"]: [one["kind"] for one in task["findings"]] for task in document["tasks"]}
-    assert kinds == {
-        "free": ["pays for nothing"],
-        "forgeable": ["can be forged"],
-        "clock": ["unsteady"],
-        "listing": ["unsteady"],
-        "leaky": ["leaks"],
-        "sound": [],
-    }, printed
+    assert kinds == PLANTED, printed
     assert status == 1
     verdicts = [line.split("\t")[1] for line in printed.splitlines() if line.count("\t") == 2]
     assert verdicts[-1] == "sound"  # failures come first

@@ -69,6 +69,12 @@ def test_tools_that_write_read_and_remove_are_told_apart() -> None:
     assert list(map(is_removing, (write, read, remove))) == [False, False, True]
 
 
+def test_a_schema_without_arguments_leaves_the_usual_ones() -> None:
+    write = Tool.read({"name": "files__write_file", "inputSchema": {"type": "object"}})
+    nothing = Tool.read({"name": "files__write_all", "inputSchema": {"type": "object", "properties": {}}})
+    assert [writer.call("a", "b") for writer in writers([write, nothing])] == [{"path": "a", "content": "b"}]
+
+
 def test_what_a_tool_says_of_itself_counts_more_than_its_name() -> None:
     assert not is_reading(tool("shop__get_order", annotations={"readOnlyHint": False}))
     assert is_reading(tool("shop__order", annotations={"readOnlyHint": True}))

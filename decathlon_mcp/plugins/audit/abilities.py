@@ -246,7 +246,9 @@ def _properties(tool: Tool) -> JsonObject:
 
 
 def _texts(tool: Tool) -> set[str]:
-    """The names of the arguments that take a text."""
+    """The names of the arguments that take a text; the usual ones where the schema does not mention any."""
+    if "properties" not in tool.input_schema:
+        return {names[0] for names in (_PATHS, _CONTENTS, _COMMANDS, _CODES)}
     schemas = {name: as_object(part) or {} for name, part in _properties(tool).items()}
     return {
         name

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.values import JsonObject, Verdict
+from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.plugins.audit.policies import Play
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.replies import recorded_calls
 from decathlon_mcp.plugins.history.values import EpisodeQuery
+from decathlon_mcp.storage.disk import new_file
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import public_id
 
+T = TypeVar("T")
 RUN_LABEL, POLICY_LABEL = "run", "policy"
 PLAY_SECONDS = 600.0
 """What a policy may take; its attempt is graded as it is then."""
@@ -112,6 +117,28 @@ def _replies(folder: Path) -> list[tuple[str, JsonObject, bool, str]]:
         ]
     except OSError:
         return []
+
+
+@dataclass(slots=True)
+class KeptResults(Generic[T]):
+    """Results that an audit keeps in a file, so that one that goes on has them."""
+
+    file: Path
+    adapter: TypeAdapter[dict[str, T]]
+    known: dict[str, T] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read what an earlier audit has kept; nothing if it cannot be read. Blocks."""
+        self.known = {}
+        with suppress(OSError, ValidationError):
+            self.known = self.adapter.validate_json(self.file.read_bytes())
+
+    def keep(self, name: str, result: T) -> None:
+        """Blocks."""
+        self.known[name] = result
+        self.file.parent.mkdir(exist_ok=True)
+        with new_file(self.file, self.file.with_suffix(".new")) as file:
+            file.write(self.adapter.dump_json(self.known))
 
 
 def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], dict[str, str]]:

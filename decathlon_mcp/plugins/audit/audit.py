@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from decathlon_client import ClientError, Decathlon
+from decathlon_client import ClientError, Decathlon, Episode
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step, read_steps
@@ -29,19 +29,20 @@ from decathlon_mcp.plugins.audit import policies
 from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading, is_source
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
-from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
-from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
+from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, KeptResults, read_stored
+from decathlon_mcp.plugins.audit.cost import COSTS, Cost, CostMeter, Measured
 from decathlon_mcp.plugins.audit.policies import Target
 from decathlon_mcp.plugins.audit.report import (
     DEFAULT_POLICIES,
     INTERRUPTED,
     OF_THE_SERVER,
+    PAYS_ALREADY,
     Finding,
     Policy,
     Report,
     TaskReport,
 )
-from decathlon_mcp.plugins.audit.steadiness import find_unsteady
+from decathlon_mcp.plugins.audit.steadiness import GRADED_AGAIN, Unsteady, find_unsteady
 from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
@@ -135,13 +136,13 @@ class _Audit:
             self.report.advance,
         )
         self.report.begin(run, self.options.policies, len(names), len(stored))
-        regrader = Regrader(registry)
+        regrader, folder = Regrader(registry), state / "audit"
+        again = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}-again.json", GRADED_AGAIN)
         self.tasks = [
-            _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
+            _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, again, self.report)
             for name in names
         ]
-        meter = CostMeter(state / "audit" / f"{run}.json")
-        await anyio.to_thread.run_sync(meter.read)
+        meter = CostMeter(await anyio.to_thread.run_sync(KeptResults, folder / f"{run}.json", COSTS))
         listed = {task.id: task for task in await self.d.tasks()}
         for each in self.tasks:
             # One at a time, so that what the machine did meanwhile is this task's.
@@ -183,6 +184,8 @@ class _TaskAudit:
     options: AuditOptions
     attempts: Attempts
     regrader: Regrader
+    graded_again: KeptResults[Unsteady | None]
+    """What was found when attempts were graded again, by their episodes."""
     report: Report
     findings: list[Finding] = field(default_factory=list[Finding])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
@@ -191,6 +194,8 @@ class _TaskAudit:
     cost: Cost | None = None
     target: Target | None = None
     empty: Attempt | None = None
+    looked: Attempt | None = None
+    """The attempt of the calls that read."""
     abilities: Abilities = field(default_factory=Abilities)
     alone: list[Attack] = field(default_factory=list[Attack])
     """Attacks that are still to be carried out, each in an attempt of its own."""
@@ -201,7 +206,7 @@ class _TaskAudit:
     """Whether all was tried but the attacks in `alone`."""
 
     async def begin(self, d: Decathlon, listed: DescribedTask, meter: CostMeter) -> None:
-        """Play the empty attempt, whose cost is measured."""
+        """Play the empty attempt and the one that reads, whose costs are measured."""
         if not listed.runnable:
             self.unplayable = "; ".join(listed.missing) or "it cannot run here"
             return
@@ -217,8 +222,23 @@ class _TaskAudit:
             prompt = listed.prompt or ""
             answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, prompt)
             self.target = Target(self.name, self.suite, self.task, prompt, tools, answers)
+            await self._read(self.target, meter)
         except (ClientError, DecathlonError) as error:
             self.unplayable = error.message
+
+    async def _read(self, target: Target, meter: CostMeter) -> None:
+        """Play the attempt that reads, and find out what the tools can do."""
+        calls = Measured.now()
+
+        async def play(episode: Episode) -> None:
+            nonlocal calls
+            with meter.measuring() as calls:
+                await policies.reads(target)(episode)
+
+        self.looked = await self._play("reads", play)
+        replies = await self.attempts.replies(self.looked)
+        self.abilities = policies.abilities_in(target, replies)
+        self.cost = await anyio.to_thread.run_sync(meter.cost_with_calls, self.name, calls, len(replies))
 
     async def finish_in(self, places: anyio.CapacityLimiter) -> None:
         async with places:
@@ -246,16 +266,14 @@ class _TaskAudit:
         )
 
     async def _finish(self) -> None:
-        if self.target is None or self.empty is None:
+        if self.target is None or self.empty is None or self.looked is None:
             return
         if self.empty.reward > 0:
             self._add_finding("pays for nothing", f"an empty attempt earns {self.empty.reward:g}", self.empty)
-        looked = await self._play("reads", policies.reads(self.target))
-        self.abilities = abilities = policies.abilities_in(self.target, await self.attempts.replies(looked))
-        chosen = self.options.policies
+        chosen, abilities = self.options.policies, self.abilities
         best = self.empty
         if "idle" in chosen:
-            await self._reads(self.target, looked)
+            await self._reads(self.target, self.looked)
         if "random" in chosen and self.target.usable:
             attempt = await self._play("random", policies.random_calls(self.target))
             await self._must_not_earn("random calls", attempt)
@@ -318,6 +336,9 @@ class _TaskAudit:
     async def _forgers(self, target: Target, abilities: Abilities) -> None:
         names = (*target.answers.outputs, *target.answers.workspace)
         assert self.empty is not None
+        if self.empty.verdict is not None and self.empty.verdict.success:
+            self.skipped |= {f"forger {attack.name}": PAYS_ALREADY for attack in attacks()}
+            return
         raw: Mapping[str, Any] = self.empty.verdict.raw if self.empty.verdict else {}
         if raw.get("isolation") == "none" and abilities.runner is not None:
             # They would change the machine of the person who audits.
@@ -435,12 +456,15 @@ class _TaskAudit:
             self.notes.append(f"of its solution these cost nothing: {'; '.join(free)}")
 
     async def _steadiness(self, attempt: Attempt) -> None:
-        folder = self.attempts.state / "episodes" / attempt.episode
-        try:
-            unsteady = await find_unsteady(self.regrader, folder)
-        except DecathlonError as error:
-            self.skipped["steadiness"] = error.message
-            return
+        known, episode = self.graded_again, attempt.episode
+        if episode not in known.known:
+            try:
+                found = await find_unsteady(self.regrader, self.attempts.state / "episodes" / episode)
+            except DecathlonError as error:
+                self.skipped["steadiness"] = error.message
+                return
+            await anyio.to_thread.run_sync(known.keep, episode, found)
+        unsteady = known.known[episode]
         if unsteady is not None:
             what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
             reason = f" ({unsteady.last_line})" if unsteady.last_line else ""
