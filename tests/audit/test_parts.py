@@ -71,8 +71,10 @@ def test_tools_that_write_read_and_remove_are_told_apart() -> None:
 
 def test_a_schema_without_arguments_leaves_the_usual_ones() -> None:
     write = Tool.read({"name": "files__write_file", "inputSchema": {"type": "object"}})
+    folder = Tool.read({"name": "files__create_directory", "inputSchema": {"type": "object"}})
     nothing = Tool.read({"name": "files__write_all", "inputSchema": {"type": "object", "properties": {}}})
-    assert [writer.call("a", "b") for writer in writers([write, nothing])] == [{"path": "a", "content": "b"}]
+    (writer,) = writers([folder, write, nothing])
+    assert (writer.tool, writer.call("a", "b")) == (write.name, {"path": "a", "content": "b"})
 
 
 def test_what_a_tool_says_of_itself_counts_more_than_its_name() -> None:

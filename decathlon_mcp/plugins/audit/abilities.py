@@ -20,6 +20,7 @@ READING = re.compile(
 REMOVING = re.compile(r"(?:^|_)(?:delete|remove|unlink|rm|drop|clear)(?:_|$)")
 _SHELL = re.compile(r"shell|bash|terminal|command|exec|run|python|code", re.IGNORECASE)
 _WRITING = re.compile(r"(?:^|_)(?:write|create|save|put)(?:_|$)")
+_FOLDER = re.compile(r"(?:^|_)(?:directory|folder|dir)(?:_|$)")
 _COMMANDS, _CODES = ("command", "cmd", "script", "shell_command"), ("code", "source", "program")
 _PATHS = ("path", "file_path", "filepath", "filename", "file", "file_name")
 _CONTENTS = ("content", "contents", "text", "data", "body", "file_text")
@@ -107,7 +108,8 @@ def writers(tools: Sequence[Tool]) -> list[Writer]:
         texts = _texts(tool)
         path = next((name for name in _PATHS if name in texts), None)
         content = next((name for name in _CONTENTS if name in texts), None)
-        if path and content and _WRITING.search(_own_name(tool)):
+        name = _own_name(tool)
+        if path and content and _WRITING.search(name) and not _FOLDER.search(name):
             found.append(Writer(tool.name, path, content))
     return found
 
