@@ -20,7 +20,7 @@ from decathlon_mcp.plugins.audit.attacks import attacks
 from decathlon_mcp.plugins.audit.attempts import read_stored
 from decathlon_mcp.plugins.audit.audit import AuditOptions
 from decathlon_mcp.plugins.audit.audit import audit as run_audit
-from decathlon_mcp.plugins.audit.report import OF_THE_SERVER, POLICIES, Report
+from decathlon_mcp.plugins.audit.report import OF_THE_SERVER, PAYS_ALREADY, POLICIES, Report
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
 from tests.web.test_end_to_end import ARXIV, STAND_IN
@@ -64,6 +64,24 @@ def test_each_fault_is_found_by_its_own_check_only(audited: Any) -> None:
     assert status == 1
     verdicts = [line.split("\t")[1] for line in printed.splitlines() if line.count("\t") == 2]
     assert verdicts[-1] == "sound"  # failures come first
+
+
+def test_no_attack_is_tried_where_an_empty_attempt_solves_the_task(audited: Any) -> None:
+    (task,) = [task for task in audited[2]["tasks"] if task["task"] == "free"]
+    assert task["not_checked"]["forger results"] == PAYS_ALREADY
+    assert not any(policy.startswith("forger") for policy in task["rewards"])
+
+
+def test_what_was_graded_again_is_not_graded_a_third_time(audited: Any) -> None:
+    state, _, before, _ = audited
+    (kept,) = (state / "audit").glob("*-again.json")
+    content, clock = kept.read_text(), ("a clock that is 400 days ahead", "another clock")
+    kept.write_text(content.replace(*clock))
+    _, document, _ = audit(state, "clock")
+    kept.write_text(content)
+    (first,) = [task["findings"][0]["what"] for task in before["tasks"] if task["task"] == "clock"]
+    (again,) = [task["findings"][0]["what"] for task in document["tasks"]]
+    assert again == first.replace(*clock) != first
 
 
 def test_the_command_of_a_finding_shows_it(audited: Any) -> None:
