@@ -29,6 +29,7 @@ from decathlon_mcp.app import create_registry, read_catalogue  # imports every m
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
 from decathlon_mcp.cli.app import command_line
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.plugins.audit.attacks import attacks
 from decathlon_mcp.plugins.metrics import Scrape, current_values, metrics_of
 from decathlon_mcp.plugins.readiness.tasks import count_ways, way_to_run
 from decathlon_mcp.protocol.lobby_tools import lobby_tools
@@ -37,6 +38,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.suite import Suite
+from tests.audit.test_audit import DEFENCES, PLANTED
 from tools.fidelity import audits
 from tools.fidelity.calls import ATTEMPTS
 from tools.fidelity.results import NOT_PLAYED, read
@@ -248,19 +250,67 @@ def fidelity() -> str:
 
 def audit_table(release: str) -> str:
     """What audits found at the tasks of a release."""
-    tasks = audits.read().get(release, {})
-    if not tasks:
+    whole = audits.read().get(release, audits.AuditedRelease())
+    if not (tasks := whole.tasks):
         return "Not audited yet."
     counts = Counter(task.verdict for task in tasks.values())
     played = sorted({(task.revision, task.date) for task in tasks.values()})
     when = ", ".join(f"`{revision}` on {day}" for revision, day in played)
     found = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    return f"{len(tasks)} tasks: {found}. Commit {when}.\n\n{table(audits.HEAD, audits.rows(tasks))}"
+    attempts = sum(task.attempts for task in tasks.values())
+    took = "" if whole.seconds is None else f", in {whole.seconds / 60:.1f} minutes"
+    first = f"{len(tasks)} tasks: {found}. {attempts:,} attempts{took}. Commit {when}."
+    return f"{first}\n\n{table(audits.HEAD, audits.rows(tasks))}"
+
+
+def audit_costs(release: str) -> str:
+    """What an empty attempt and a call cost at the tasks of a release."""
+    whole = audits.read().get(release, audits.AuditedRelease())
+    return table(("task", *audits.COST_HEAD), audits.cost_rows(whole.tasks))
+
+
+def audit_attacks() -> str:
+    """How many attacks there are, by what they need."""
+    needs = {"file": "a tool that writes files", "shell": "a shell", "root": "a shell as root"}
+    chosen = {need: [attack for attack in attacks() if attack.tool == need] for need in needs}
+    return table(
+        ("they need", "attacks", "in an attempt of their own", "at one task of an audit"),
+        (
+            (
+                text,
+                str(len(chosen[need])),
+                str(sum(attack.alone for attack in chosen[need])),
+                str(sum(attack.server for attack in chosen[need])),
+            )
+            for need, text in needs.items()
+        ),
+    )
+
+
+def audit_planted() -> str:
+    """The tasks with a planted fault, and what is found there."""
+    rows = ((f"`{name}`", ", ".join(kinds) or "sound") for name, kinds in PLANTED.items())
+    return table(("task of the tests", "verdict"), rows)
+
+
+def audit_defences() -> str:
+    """The defences that tests remove, and the attacks that earn then."""
+    return table(
+        ("removed defence", "verdict then", "what earns, of the attacks that are tried"),
+        (
+            (name, kind, ", ".join(f"`{attack}`" for attack in sorted(found)))
+            for name, (_, _, kind, found) in DEFENCES.items()
+        ),
+    )
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
+    "audit-attacks": audit_attacks,
     "audit-before": partial(audit_table, "before"),
+    "audit-costs": partial(audit_costs, "starter"),
+    "audit-defences": audit_defences,
     "audit-gym": partial(audit_table, "gym"),
+    "audit-planted": audit_planted,
     "audit-starter": partial(audit_table, "starter"),
     "audit-verified": partial(audit_table, "verified"),
     "fidelity": fidelity,

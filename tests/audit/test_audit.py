@@ -19,13 +19,24 @@ from decathlon_mcp.plugins.audit.attacks import attacks
 from decathlon_mcp.plugins.audit.attempts import read_stored
 from decathlon_mcp.plugins.audit.audit import AuditOptions
 from decathlon_mcp.plugins.audit.audit import audit as run_audit
-from decathlon_mcp.plugins.audit.report import OF_THE_SERVER, POLICIES, Report
+from decathlon_mcp.plugins.audit.report import OF_THE_SERVER, PAYS_ALREADY, POLICIES, Report
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
 from tests.web.test_end_to_end import ARXIV, STAND_IN
 
 SUITE = Path(__file__).parent / "suite"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+PLANTED = {
+    "free": ["pays for nothing"],
+    "forgeable": ["can be forged"],
+    "clock": ["unsteady"],
+    "listing": ["unsteady"],
+    "leaky": ["leaks"],
+    "sound": list[str](),
+}
+"""Tasks with a planted fault, and the kinds of findings."""
 
 
 def audit(state: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -42,22 +53,34 @@ def audit(state: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[str, Any], str]:
     state = tmp_path_factory.mktemp("state")
-    return state, *audit(state, "sound", "free", "clock", "leaky", "forgeable")
+    return state, *audit(state, *PLANTED)
 
 
 def test_each_fault_is_found_by_its_own_check_only(audited: Any) -> None:
     _, status, document, printed = audited
     kinds = {task["task"]: [one["kind"] for one in task["findings"]] for task in document["tasks"]}
-    assert kinds == {
-        "free": ["pays for nothing"],
-        "forgeable": ["can be forged"],
-        "clock": ["unsteady"],
-        "leaky": ["leaks"],
-        "sound": [],
-    }, printed
+    assert kinds == PLANTED, printed
     assert status == 1
     verdicts = [line.split("\t")[1] for line in printed.splitlines() if line.count("\t") == 2]
     assert verdicts[-1] == "sound"  # failures come first
+
+
+def test_no_attack_is_tried_where_an_empty_attempt_solves_the_task(audited: Any) -> None:
+    (task,) = [task for task in audited[2]["tasks"] if task["task"] == "free"]
+    assert task["not_checked"]["forger results"] == PAYS_ALREADY
+    assert not any(policy.startswith("forger") for policy in task["rewards"])
+
+
+def test_what_was_graded_again_is_not_graded_a_third_time(audited: Any) -> None:
+    state, _, before, _ = audited
+    (kept,) = (state / "audit").glob("*-again.json")
+    content, clock = kept.read_text(), ("a clock that is 400 days ahead", "another clock")
+    kept.write_text(content.replace(*clock))
+    _, document, _ = audit(state, "clock")
+    kept.write_text(content)
+    (first,) = [task["findings"][0]["what"] for task in before["tasks"] if task["task"] == "clock"]
+    (again,) = [task["findings"][0]["what"] for task in document["tasks"]]
+    assert again == first.replace(*clock) != first
 
 
 def test_the_command_of_a_finding_shows_it(audited: Any) -> None:
@@ -101,6 +124,20 @@ def test_a_sound_task_withstands_every_attack_with_a_shell(tmp_path: Path) -> No
     assert task["cost"]["grading_seconds"] > 0
 
 
+@pytest.mark.anyio
+async def test_an_answer_of_a_tool_that_the_prompt_sends_the_agent_to_is_no_leak(tmp_path: Path) -> None:
+    suite = shutil.copytree(SUITE, tmp_path / "suite")
+    task = suite / "tasks/planted/leaky/docs/task.md"
+    task.write_text("Ask the oracle how the story in `story.txt` ends, and write it into `answer.txt`.\n")
+    settings = read_settings({"suite": (str(suite),), "state": tmp_path / "state", "provider": "host"})
+    options = AuditOptions(tasks=("leaky",), policies=("leaks",))
+    assert await run_audit(settings, options, Report("", "", tmp_path / "audit.json")) == 0
+    (report,) = json.loads((tmp_path / "audit.json").read_text())["tasks"]
+    (note,) = report["notes"]
+    assert note.startswith("a reply of oracle__get_help has the ground truth's answer.txt")
+    assert report["verdict"] == "sound"
+
+
 def test_without_its_own_check_a_fault_is_not_found(audited: Any) -> None:
     others = [name for name in POLICIES if name not in ("steadiness", "leaks", "search")]
     words = [word for name in others for word in ("--policies", name)]
@@ -121,9 +158,18 @@ def test_a_task_with_a_recorded_web_is_audited_with_web(tmp_path: Path) -> None:
     web = ("--web", "record", "--web-proxy", str(STAND_IN))
     words = ("find-paper", "--policies", "idle", "--suite", str(ARXIV / "suite"))
     _, document, printed = audit(tmp_path, *words, *web)
-    attempts, _ = read_stored(tmp_path, document["run"])
+    attempts, recorded = read_stored(tmp_path, document["run"])
     verdicts = [attempts["find-paper", policy].verdict for policy in ("null", "reads")]
     assert [verdict.raw["web"]["mode"] for verdict in verdicts if verdict] == ["record", "record"], printed
+    (free,) = [task for task in document["tasks"] if task["task"] == "free"]
+    assert " ".join(web) in free["findings"][0]["command"]
+    replayed = (words[0], *words[2:], "--run", "again", "--web", "replay-or-record", *web[2:])
+    _, document, printed = audit(tmp_path, *replayed)
+    again, launch_times = read_stored(tmp_path, "again")
+    (verdict,) = [attempt.verdict for (_, policy), attempt in again.items() if policy == "reads"]
+    assert verdict is not None, printed
+    assert verdict.raw["web"]["mode"] == "replay-or-record"
+    assert launch_times["find-paper"] == recorded["find-paper"]
 
 
 def test_no_attack_runs_a_command_where_nothing_is_isolated(tmp_path: Path) -> None:

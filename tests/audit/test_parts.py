@@ -19,6 +19,7 @@ from decathlon_mcp.plugins.audit.abilities import (
     CallMaker,
     is_reading,
     is_removing,
+    is_source,
     runners,
     writers,
 )
@@ -64,6 +65,14 @@ def test_tools_that_write_read_and_remove_are_told_apart() -> None:
     assert [writer.tool for writer in writers([read, write, remove])] == ["files__write_file"]
     assert list(map(is_reading, (write, read, remove))) == [False, True, False]
     assert list(map(is_removing, (write, read, remove))) == [False, False, True]
+
+
+def test_a_tool_is_a_source_if_the_prompt_names_its_server_and_it_answers_questions() -> None:
+    ask, write = tool("how-to__get_recipe", query=TEXT), tool("how-to__create_recipe", title=TEXT)
+    read, run = tool("how-to__read_file", path=TEXT), tool("how-to__get_command_output", command=TEXT)
+    prompt = "Query the “how to” server."
+    assert [is_source(each, prompt) for each in (ask, write, read, run)] == [True, False, False, False]
+    assert not is_source(ask, "Say how-tos matter.")
 
 
 SCHEMA: dict[str, Any] = {

@@ -4,6 +4,7 @@
     python -m tools.fidelity.audits decathlon_mcp/starter/suite AUDIT.json --release starter
 
 A later file replaces what an earlier one has of the same task, and all of them what the results have of it.
+`--not-audited TASK REASON` gives a task its row that was not audited.
 `docs/tables.py` writes docs/results/audit.md from the results.
 """
 
@@ -21,12 +22,28 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from decathlon_mcp.plugins.audit.attacks import attacks
-from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, INTERRUPTED, OF_THE_SERVER, VERDICTS
+from decathlon_mcp.plugins.audit.report import (
+    DEFAULT_POLICIES,
+    INTERRUPTED,
+    OF_THE_SERVER,
+    PAYS_ALREADY,
+    VERDICTS,
+    TaskReport,
+)
 from decathlon_mcp.suites.loading import load_suite
 from tools.fidelity.results import REVISION_CHARACTERS, release_of
 
 FILE = Path(__file__).parents[2] / "benchmarks/results/audit.json"
-HEAD = ("task", "verdict", "what was found", "attempts", "attacks", "remarks", "empty attempt, s")
+HEAD = ("task", "verdict", "what was found", "attempts", "attacks", "remarks")
+COST_HEAD = {
+    "set-up, s": "set_up_seconds",
+    "its CPU, s": "set_up_cpu_seconds",
+    "a call, s": "call_seconds",
+    "the call's CPU, s": "call_cpu_seconds",
+    "grading, s": "grading_seconds",
+    "the grading's CPU, s": "grading_cpu_seconds",
+    "memory, MiB": "memory_mib",
+}
 _ALONE = "forger "
 
 
@@ -43,11 +60,18 @@ class AuditedTask(BaseModel):
     notes: list[str]
     not_tried: list[str]
     """Policies that were not chosen."""
-    seconds: float | None
+    cost: dict[str, float | None] | None
 
 
-Audits = dict[str, dict[str, AuditedTask]]
-"""By release and task."""
+class AuditedRelease(BaseModel):
+    """The audited tasks. `seconds`: what one audit of all of them took, which began with nothing."""
+
+    tasks: dict[str, AuditedTask] = {}
+    seconds: float | None = None
+
+
+Audits = dict[str, AuditedRelease]
+"""By release."""
 _AUDITS = TypeAdapter(Audits)
 
 
@@ -56,12 +80,11 @@ def read() -> Audits:
 
 
 def audited(task: Mapping[str, Any], policies: Sequence[str], revision: str) -> AuditedTask:
-    """What the JSON of an audit has of a task that could be played."""
+    """What the JSON of an audit has of a task."""
     not_checked: dict[str, str] = task["not_checked"]
     reasons = [why for name, why in not_checked.items() if name.startswith(_ALONE)]
     became = Counter(map(_what_became, reasons))
-    became["carried out"] = len(attacks()) - len(reasons)
-    cost: Mapping[str, float] | None = task["cost"]
+    became["carried out"] = 0 if task["unplayable"] else len(attacks()) - len(reasons)
     return AuditedTask(
         revision=revision,
         date=date.today().isoformat(),
@@ -70,23 +93,25 @@ def audited(task: Mapping[str, Any], policies: Sequence[str], revision: str) -> 
         attempts=len(task["rewards"]),
         attacks=dict(sorted(became.items())),
         not_checked={name: why for name, why in not_checked.items() if not name.startswith(_ALONE)},
-        notes=task["notes"],
+        notes=[*task["notes"], *([task["unplayable"]] if task["unplayable"] else [])],
         not_tried=[policy for policy in DEFAULT_POLICIES if policy not in policies],
-        seconds=None if cost is None else round(cost["grading_seconds"], 1),
+        cost=task["cost"],
     )
 
 
 def _what_became(reason: str) -> str:
     if reason.startswith(OF_THE_SERVER):
         return "at another task"
-    return "no time" if reason == INTERRUPTED else "do not fit"
+    return {INTERRUPTED: "no time", PAYS_ALREADY: "needless"}.get(reason, "do not fit")
 
 
 def rows(release: Mapping[str, AuditedTask]) -> Iterator[tuple[str, ...]]:
     """The rows of a release's table, failures first."""
     for name, task in sorted(release.items(), key=lambda item: (VERDICTS.index(item[1].verdict), item[0])):
         became = [
-            f"{count} {what}" for what, count in task.attacks.items() if what in ("carried out", "no time")
+            f"{count} {what}"
+            for what, count in task.attacks.items()
+            if what in ("carried out", "no time", "needless")
         ]
         remarks = [*task.notes, *(f"{name} not checked: {why}" for name, why in task.not_checked.items())]
         remarks += [f"not tried: {', '.join(task.not_tried)}"] if task.not_tried else []
@@ -97,8 +122,21 @@ def rows(release: Mapping[str, AuditedTask]) -> Iterator[tuple[str, ...]]:
             str(task.attempts),
             ", ".join(became),
             "; ".join(remarks) or "–",
-            "–" if task.seconds is None else f"{task.seconds:g}",
         )
+
+
+def cost_rows(release: Mapping[str, AuditedTask]) -> Iterator[tuple[str, ...]]:
+    """What the tasks of a release cost."""
+    for name, task in release.items():
+        if (cost := task.cost) is not None:
+            parts = (
+                f"{part}{kind}seconds" for part in ("set_up_", "call_", "grading_") for kind in ("", "cpu_")
+            )
+            yield (f"`{name}`", *map(_rounded, map(cost.get, (*parts, "memory_mib"))))
+
+
+def _rounded(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def main() -> int:
@@ -108,20 +146,28 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("files", nargs="+", type=Path, metavar="AUDIT.json")
+    parser.add_argument("files", nargs="*", type=Path, metavar="AUDIT.json")
+    parser.add_argument("--not-audited", nargs=2, action="append", default=[], metavar=("TASK", "REASON"))
     parser.add_argument("--release", help="name of the results [the checkout's release]")
     parser.add_argument("--revision", help="commit of the checkout, if that is a copy without history")
     arguments = parser.parse_args()
     suite = load_suite(str(arguments.checkout))
     revision = (arguments.revision or suite.revision)[:REVISION_CHARACTERS]
     audits = read()
-    release = audits.setdefault(arguments.release or release_of(suite), {})
+    release = audits.setdefault(arguments.release or release_of(suite), AuditedRelease())
     for file in arguments.files:
         document: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        for task in document["tasks"]:
-            if not task["unplayable"]:
-                release[task["task"]] = audited(task, document["policies"], revision)
-    ordered = {name: dict(sorted(tasks.items())) for name, tasks in sorted(audits.items(), reverse=True)}
+        new = {task["task"]: audited(task, document["policies"], revision) for task in document["tasks"]}
+        is_whole = document.get("known_before") == 0 and new.keys() >= release.tasks.keys()
+        release.seconds = document["seconds"] if is_whole else None
+        release.tasks |= new
+    for name, reason in arguments.not_audited:
+        row = TaskReport(
+            task=name, findings=(), skipped={}, notes=(), rewards={}, cost=None, unplayable=reason
+        )
+        release.tasks[name] = audited(row.to_json(lambda _: ""), DEFAULT_POLICIES, revision)
+    release.tasks = dict(sorted(release.tasks.items()))
+    ordered = dict(sorted(audits.items(), reverse=True))
     FILE.write_bytes(_AUDITS.dump_json(ordered, indent=1) + b"\n")
     return 0
 

@@ -20,11 +20,15 @@ READING = re.compile(
 REMOVING = re.compile(r"(?:^|_)(?:delete|remove|unlink|rm|drop|clear)(?:_|$)")
 _SHELL = re.compile(r"shell|bash|terminal|command|exec|run|python|code", re.IGNORECASE)
 _WRITING = re.compile(r"(?:^|_)(?:write|create|save|put)(?:_|$)")
+_FOLDER = re.compile(r"(?:^|_)(?:directory|folder|dir)(?:_|$)")
 _COMMANDS, _CODES = ("command", "cmd", "script", "shell_command"), ("code", "source", "program")
 _PATHS = ("path", "file_path", "filepath", "filename", "file", "file_name")
 _CONTENTS = ("content", "contents", "text", "data", "body", "file_text")
+CALL_SECONDS = 90.0
+"""What a call may take."""
 RUN_SECONDS = 80
-"""What a command may take, where the tool lets its caller choose."""
+"""What a command may take, where the tool lets its caller choose: less than the call, so that the tool itself
+says that the time is up. The longest of 3,154 commands took 47 s, when 15 processes shared a processor."""
 MAX_DEPTH = 6
 """Levels of a schema for which values are made."""
 
@@ -104,7 +108,8 @@ def writers(tools: Sequence[Tool]) -> list[Writer]:
         texts = _texts(tool)
         path = next((name for name in _PATHS if name in texts), None)
         content = next((name for name in _CONTENTS if name in texts), None)
-        if path and content and _WRITING.search(_own_name(tool)):
+        name = _own_name(tool)
+        if path and content and _WRITING.search(name) and not _FOLDER.search(name):
             found.append(Writer(tool.name, path, content))
     return found
 
@@ -120,6 +125,16 @@ def is_reading(tool: Tool) -> bool:
 def is_removing(tool: Tool) -> bool:
     """Whether the tool's name says that it removes something."""
     return REMOVING.search(_own_name(tool)) is not None
+
+
+def is_source(tool: Tool, prompt: str) -> bool:
+    """Whether the prompt names the tool's server, which an agent should ask, and the tool answers questions.
+
+    Tools that read files or run commands do not: what they should not show depends on the place.
+    """
+    server = "[-_ ]".join(map(re.escape, re.split("[-_]", tool.name.partition("__")[0])))
+    is_named = re.search(rf"(?<!\w){server}(?!\w)", prompt, re.IGNORECASE) is not None
+    return is_named and is_reading(tool) and path_argument(tool) is None and not runners([tool])
 
 
 def path_argument(tool: Tool) -> str | None:
@@ -224,7 +239,8 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _own_name(tool: Tool) -> str:
-    return tool.name.rpartition("__")[2].replace("-", "_").lower()
+    """Its name without that of its server, as lower-case words between `_`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", tool.name.rpartition("__")[2]).lower()
 
 
 def _properties(tool: Tool) -> JsonObject:
@@ -232,7 +248,9 @@ def _properties(tool: Tool) -> JsonObject:
 
 
 def _texts(tool: Tool) -> set[str]:
-    """The names of the arguments that take a text."""
+    """The names of the arguments that take a text; the usual ones where the schema does not mention any."""
+    if "properties" not in tool.input_schema:
+        return {names[0] for names in (_PATHS, _CONTENTS, _COMMANDS, _CODES)}
     schemas = {name: as_object(part) or {} for name, part in _properties(tool).items()}
     return {
         name

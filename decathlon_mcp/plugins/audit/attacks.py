@@ -64,14 +64,18 @@ class Attack(BaseModel):
         """Whether it needs a repository with the program `.git/attack`."""
         return ".git/attack" in self.command
 
+    @property
+    def tool(self) -> Need:
+        """What it needs of the tools: a shell to write what no text can be."""
+        return "shell" if self.needs == "file" and not self.files else self.needs
+
     def obstacle(self, abilities: Abilities, names: Sequence[str], unlimited: Sequence[str]) -> str:
         """Why the tools cannot carry it; empty if they can.
 
         `names`: of files that the evaluator may read. `unlimited`: what the sandbox has no limits of.
         """
-        need = "shell" if self.needs == "file" and not self.files else self.needs
-        if not abilities.can(need):
-            return "no tool runs as root" if need == "root" else f"no tool gives a {need}"
+        if not abilities.can(self.tool):
+            return "no tool runs as root" if self.tool == "root" else f"no tool gives a {self.tool}"
         replaces = "$OUTPUTS" in self.command or "outputs(" in self.python or self.suffix
         if replaces and not any(name.endswith(self.suffix) for name in names):
             return f"no file{' ' * bool(self.suffix)}{self.suffix} is known that the evaluator reads"

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.values import JsonObject, Verdict
+from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.plugins.audit.policies import Play
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.replies import recorded_calls
 from decathlon_mcp.plugins.history.values import EpisodeQuery
+from decathlon_mcp.storage.disk import new_file
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import public_id
 
+T = TypeVar("T")
 RUN_LABEL, POLICY_LABEL = "run", "policy"
 PLAY_SECONDS = 600.0
 """What a policy may take; its attempt is graded as it is then."""
@@ -47,13 +52,13 @@ class Attempt:
 class Attempts:
     """Plays the attempts of one audit at an open server, at most `places` at once.
 
-    `launch_time`: of all attempts, so that they can be compared. `advance` is called after each.
+    `launch_times`: of all attempts at a task, so that they can be compared. `advance` is called after each.
     """
 
     d: Decathlon
     state: Path
     run: str
-    launch_time: str
+    launch_times: Mapping[str, str]
     stored: dict[tuple[str, str], Attempt]
     places: anyio.CapacityLimiter
     advance: Callable[[str], None]
@@ -78,7 +83,10 @@ class Attempts:
         labels, handle = {RUN_LABEL: self.run, POLICY_LABEL: policy}, ""
         try:
             async with self.d.episode(
-                task, launch_time=self.launch_time, labels=labels, patience_seconds=PLAY_SECONDS
+                task,
+                launch_time=self.launch_times[task],
+                labels=labels,
+                patience_seconds=PLAY_SECONDS,
             ) as episode:
                 handle = episode.id
                 opened()
@@ -111,12 +119,34 @@ def _replies(folder: Path) -> list[tuple[str, JsonObject, bool, str]]:
         return []
 
 
-def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], str | None]:
-    """The attempts of a run that have a verdict, by task and policy, and their launch time. Blocks."""
-    history, found, launch_time = EpisodeHistory([state]), dict[tuple[str, str], Attempt](), None
+@dataclass(slots=True)
+class KeptResults(Generic[T]):
+    """Results that an audit keeps in a file, so that one that goes on has them."""
+
+    file: Path
+    adapter: TypeAdapter[dict[str, T]]
+    known: dict[str, T] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read what an earlier audit has kept; nothing if it cannot be read. Blocks."""
+        self.known = {}
+        with suppress(OSError, ValidationError):
+            self.known = self.adapter.validate_json(self.file.read_bytes())
+
+    def keep(self, name: str, result: T) -> None:
+        """Blocks."""
+        self.known[name] = result
+        self.file.parent.mkdir(exist_ok=True)
+        with new_file(self.file, self.file.with_suffix(".new")) as file:
+            file.write(self.adapter.dump_json(self.known))
+
+
+def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], dict[str, str]]:
+    """The attempts of a run that have a verdict, by task and policy, and each task's launch time. Blocks."""
+    history, found, launch_times = EpisodeHistory([state]), dict[tuple[str, str], Attempt](), dict[str, str]()
     with Store.open_read_only(state) as store:
         if store is None:
-            return {}, None
+            return {}, {}
         handles = dict[str, str](store.query("SELECT public_id, id FROM episodes"))
     for summary in history.all_episodes(EpisodeQuery(run=run, live=False, lost=False)):
         place = (summary.task, summary.labels.get(POLICY_LABEL, ""))
@@ -126,5 +156,6 @@ def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], 
             continue
         verdict = Verdict.read(stored)
         found[place] = Attempt(place[1], handles[summary.public_id], verdict)
-        launch_time = launch_time or details.launch_time
-    return found, launch_time
+        if details.launch_time is not None:
+            launch_times.setdefault(summary.task, details.launch_time)
+    return found, launch_times

@@ -14,33 +14,35 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from decathlon_client import ClientError, Decathlon
+from decathlon_client import ClientError, Decathlon, Episode
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step, read_steps
 from decathlon_client.values import CLAIM
 from decathlon_client.values import Task as DescribedTask
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
-from decathlon_mcp.errors import DecathlonError, SuiteError
+from decathlon_mcp.errors import BadRequestError, DecathlonError, SuiteError
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.plugins.audit import policies
-from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
+from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading, is_source
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
-from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
-from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
+from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, KeptResults, read_stored
+from decathlon_mcp.plugins.audit.cost import COSTS, Cost, CostMeter, Measured
 from decathlon_mcp.plugins.audit.policies import Target
 from decathlon_mcp.plugins.audit.report import (
     DEFAULT_POLICIES,
     INTERRUPTED,
     OF_THE_SERVER,
+    PAYS_ALREADY,
     Finding,
     Policy,
     Report,
     TaskReport,
 )
-from decathlon_mcp.plugins.audit.steadiness import find_unsteady
+from decathlon_mcp.plugins.audit.steadiness import GRADED_AGAIN, Unsteady, find_unsteady
 from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
@@ -93,6 +95,18 @@ def default_run(suites: Sequence[Suite]) -> str:
     return f"audit-{digest.hexdigest()[:8]}"
 
 
+def launch_time_of(catalogue: Catalogue, name: str, now: datetime) -> str:
+    """The launch time of the attempts at a task: now, or that of the recording from which it is played.
+
+    Raises UnknownTaskError and SuiteError.
+    """
+    suite, task = catalogue.find(name)
+    try:
+        return catalogue.launch_time(suite, task, now).isoformat()
+    except BadRequestError:  # the recording has another one
+        return catalogue.launch_time(suite, task).isoformat()
+
+
 @dataclass(slots=True)
 class _Audit:
     settings: Settings
@@ -107,27 +121,28 @@ class _Audit:
         registry = endpoint.registry
         catalogue, state = registry.catalogue, self.settings.state
         run = self.options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
-        stored, launch_time = await anyio.to_thread.run_sync(read_stored, state, run)
+        stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)
         names = [*dict.fromkeys(self.options.tasks)]
         if not names:
             names = runnable_tasks(catalogue, TaskFilter.model_validate({"split": self.options.split}))
+        now = datetime.now(UTC).replace(microsecond=0)
         attempts = Attempts(
             self.d,
             state,
             run,
-            launch_time or datetime.now(UTC).replace(microsecond=0).isoformat(),
+            {name: launch_time_of(catalogue, name, now) for name in names} | launch_times,
             stored,
             anyio.CapacityLimiter(self.options.jobs),
             self.report.advance,
         )
         self.report.begin(run, self.options.policies, len(names), len(stored))
-        regrader = Regrader(registry)
+        regrader, folder = Regrader(registry), state / "audit"
+        again = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}-again.json", GRADED_AGAIN)
         self.tasks = [
-            _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
+            _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, again, self.report)
             for name in names
         ]
-        meter = CostMeter(state / "audit" / f"{run}.json")
-        await anyio.to_thread.run_sync(meter.read)
+        meter = CostMeter(await anyio.to_thread.run_sync(KeptResults, folder / f"{run}.json", COSTS))
         listed = {task.id: task for task in await self.d.tasks()}
         for each in self.tasks:
             # One at a time, so that what the machine did meanwhile is this task's.
@@ -169,6 +184,8 @@ class _TaskAudit:
     options: AuditOptions
     attempts: Attempts
     regrader: Regrader
+    graded_again: KeptResults[Unsteady | None]
+    """What was found when attempts were graded again, by their episodes."""
     report: Report
     findings: list[Finding] = field(default_factory=list[Finding])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
@@ -177,6 +194,8 @@ class _TaskAudit:
     cost: Cost | None = None
     target: Target | None = None
     empty: Attempt | None = None
+    looked: Attempt | None = None
+    """The attempt of the calls that read."""
     abilities: Abilities = field(default_factory=Abilities)
     alone: list[Attack] = field(default_factory=list[Attack])
     """Attacks that are still to be carried out, each in an attempt of its own."""
@@ -187,7 +206,7 @@ class _TaskAudit:
     """Whether all was tried but the attacks in `alone`."""
 
     async def begin(self, d: Decathlon, listed: DescribedTask, meter: CostMeter) -> None:
-        """Play the empty attempt, whose cost is measured."""
+        """Play the empty attempt and the one that reads, whose costs are measured."""
         if not listed.runnable:
             self.unplayable = "; ".join(listed.missing) or "it cannot run here"
             return
@@ -200,10 +219,26 @@ class _TaskAudit:
         self.cost = await anyio.to_thread.run_sync(meter.cost_of, self.name, measured, self.empty.verdict)
         try:
             tools = tuple(await d.tools(listed))
-            answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, listed.prompt or "")
-            self.target = Target(self.name, self.suite, self.task, tools, answers)
+            prompt = listed.prompt or ""
+            answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, prompt)
+            self.target = Target(self.name, self.suite, self.task, prompt, tools, answers)
+            await self._read(self.target, meter)
         except (ClientError, DecathlonError) as error:
             self.unplayable = error.message
+
+    async def _read(self, target: Target, meter: CostMeter) -> None:
+        """Play the attempt that reads, and find out what the tools can do."""
+        calls = Measured.now()
+
+        async def play(episode: Episode) -> None:
+            nonlocal calls
+            with meter.measuring() as calls:
+                await policies.reads(target)(episode)
+
+        self.looked = await self._play("reads", play)
+        replies = await self.attempts.replies(self.looked)
+        self.abilities = policies.abilities_in(target, replies)
+        self.cost = await anyio.to_thread.run_sync(meter.cost_with_calls, self.name, calls, len(replies))
 
     async def finish_in(self, places: anyio.CapacityLimiter) -> None:
         async with places:
@@ -231,16 +266,14 @@ class _TaskAudit:
         )
 
     async def _finish(self) -> None:
-        if self.target is None or self.empty is None:
+        if self.target is None or self.empty is None or self.looked is None:
             return
         if self.empty.reward > 0:
             self._add_finding("pays for nothing", f"an empty attempt earns {self.empty.reward:g}", self.empty)
-        looked = await self._play("reads", policies.reads(self.target))
-        self.abilities = abilities = policies.abilities_in(self.target, await self.attempts.replies(looked))
-        chosen = self.options.policies
+        chosen, abilities = self.options.policies, self.abilities
         best = self.empty
         if "idle" in chosen:
-            await self._reads(self.target, looked)
+            await self._reads(self.target, self.looked)
         if "random" in chosen and self.target.usable:
             attempt = await self._play("random", policies.random_calls(self.target))
             await self._must_not_earn("random calls", attempt)
@@ -303,6 +336,9 @@ class _TaskAudit:
     async def _forgers(self, target: Target, abilities: Abilities) -> None:
         names = (*target.answers.outputs, *target.answers.workspace)
         assert self.empty is not None
+        if self.empty.verdict is not None and self.empty.verdict.success:
+            self.skipped |= {f"forger {attack.name}": PAYS_ALREADY for attack in attacks()}
+            return
         raw: Mapping[str, Any] = self.empty.verdict.raw if self.empty.verdict else {}
         if raw.get("isolation") == "none" and abilities.runner is not None:
             # They would change the machine of the person who audits.
@@ -351,6 +387,8 @@ class _TaskAudit:
             self.skipped["leaks"] = "its checkout has no answer of 32 characters that is not in the prompt"
         stored = (self.attempts.stored.get((self.name, policy)) for policy in ("reads", "random"))
         looked = [attempt for attempt in stored if attempt is not None]
+        sources = {tool.name for tool in target.tools if is_source(tool, target.prompt)}
+        shown = ""
         for attempt in looked:
             for tool, arguments, _, text in await self.attempts.replies(attempt):
                 request = json.dumps(arguments, ensure_ascii=False)
@@ -359,9 +397,15 @@ class _TaskAudit:
                     if paths:
                         self._add_finding("leaks", f"the sandbox has {paths[0]}", attempt)
                         return
-                elif (where := target.answers.seen_in(text, request)) is not None:
+                elif (where := target.answers.seen_in(text, request)) is None:
+                    continue
+                elif tool in sources:
+                    shown = shown or f"a reply of {tool} has {where}, and the prompt names its server"
+                else:
                     self._add_finding("leaks", f"a reply of {tool} has {where}", attempt)
                     return
+        if shown:
+            self.notes.append(f"{shown}: is that the task?")
 
     async def _oracle(self, target: Target, abilities: Abilities) -> Attempt | None:
         """Play a solution, and without each of its steps; the attempt that came closest."""
@@ -412,12 +456,15 @@ class _TaskAudit:
             self.notes.append(f"of its solution these cost nothing: {'; '.join(free)}")
 
     async def _steadiness(self, attempt: Attempt) -> None:
-        folder = self.attempts.state / "episodes" / attempt.episode
-        try:
-            unsteady = await find_unsteady(self.regrader, folder)
-        except DecathlonError as error:
-            self.skipped["steadiness"] = error.message
-            return
+        known, episode = self.graded_again, attempt.episode
+        if episode not in known.known:
+            try:
+                found = await find_unsteady(self.regrader, self.attempts.state / "episodes" / episode)
+            except DecathlonError as error:
+                self.skipped["steadiness"] = error.message
+                return
+            await anyio.to_thread.run_sync(known.keep, episode, found)
+        unsteady = known.known[episode]
         if unsteady is not None:
             what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
             reason = f" ({unsteady.last_line})" if unsteady.last_line else ""

@@ -1,18 +1,22 @@
-"""What a task costs: time, processor time and memory of an empty attempt, on an otherwise idle machine."""
+"""What a task costs: time, processor time and memory of an empty attempt, on an otherwise idle machine.
+
+And what a call costs, in the attempt that reads.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from decathlon_client.values import JsonObject, Verdict
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from decathlon_mcp.storage.disk import new_file
+from decathlon_mcp.plugins.audit.attempts import KeptResults
 
 _MIB = 1024.0
 
@@ -22,7 +26,8 @@ class Cost:
     """Of one attempt without a call. Processor time and memory are the whole machine's.
 
     `set_up_*`: until the tools were there. `grading_*`: with the removal of its sandboxes. `memory_mib`: of
-    the open sandbox, with the task's servers that start at set-up.
+    the open sandbox, with the task's servers that start at set-up. `call_*`: the mean of the calls that read,
+    with the start of servers that start at the first call.
     """
 
     set_up_seconds: float
@@ -30,12 +35,14 @@ class Cost:
     grading_seconds: float
     grading_cpu_seconds: float
     memory_mib: float
+    call_seconds: float | None = None
+    call_cpu_seconds: float | None = None
 
     def to_json(self) -> JsonObject:
-        return {name: round(value, 3) for name, value in asdict(self).items()}
+        return {name: value and round(value, 3) for name, value in asdict(self).items()}
 
 
-_COSTS = TypeAdapter(dict[str, Cost])
+COSTS = TypeAdapter(dict[str, Cost])
 
 
 @dataclass(slots=True)
@@ -45,6 +52,10 @@ class Measured:
     before: tuple[float, float, float]
     ready: tuple[float, float, float] | None = None
     after: tuple[float, float, float] | None = None
+
+    @classmethod
+    def now(cls) -> Self:
+        return cls(_read())
 
     def opened(self) -> None:
         self.ready = _read()
@@ -64,28 +75,27 @@ class Measured:
 
 @dataclass(slots=True)
 class CostMeter:
-    """Measures attempts one after the other, and keeps what they cost in a file."""
+    """Measures attempts one after the other. `kept`: what tasks cost, measured also by earlier audits."""
 
-    file: Path
-    known: dict[str, Cost] = field(default_factory=dict[str, Cost])
-
-    def read(self) -> None:
-        """Read what an earlier audit has measured; nothing if it cannot be read. Blocks."""
-        with suppress(OSError, ValidationError):
-            self.known = _COSTS.validate_json(self.file.read_bytes())
+    kept: KeptResults[Cost]
 
     def cost_of(self, task: str, measured: Measured, verdict: Verdict) -> Cost | None:
         """What the attempt took that was measured now, or in an earlier audit. Blocks."""
         if (cost := measured.cost(verdict)) is not None:
-            self.known[task] = cost
-            self.file.parent.mkdir(exist_ok=True)
-            with new_file(self.file, self.file.with_suffix(".new")) as file:
-                file.write(_COSTS.dump_json(self.known))
-        return self.known.get(task)
+            self.kept.keep(task, cost)
+        return self.kept.known.get(task)
+
+    def cost_with_calls(self, task: str, measured: Measured, calls: int) -> Cost | None:
+        """The same, with the calls of another attempt, if these were measured now. Blocks."""
+        cost, after = self.kept.known.get(task), measured.after
+        if cost is not None and after is not None and calls:
+            seconds, cpu_seconds = ((after[i] - measured.before[i]) / calls for i in (0, 1))
+            self.kept.keep(task, replace(cost, call_seconds=seconds, call_cpu_seconds=cpu_seconds))
+        return self.kept.known.get(task)
 
     @contextmanager
     def measuring(self) -> Generator[Measured]:
-        measured = Measured(_read())
+        measured = Measured.now()
         try:
             yield measured
         finally:

@@ -15,6 +15,7 @@ from decathlon_client.script import Step, workspace_in
 from decathlon_client.values import CLAIM, JsonObject, Reply, Tool
 
 from decathlon_mcp.plugins.audit.abilities import (
+    CALL_SECONDS,
     Abilities,
     CallMaker,
     Runner,
@@ -30,7 +31,6 @@ from decathlon_mcp.plugins.audit.attacks import Attack, shell_command
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
-CALL_SECONDS = 90.0
 MAX_READS = 40
 RANDOM_CALLS = 24
 SEARCHED_PARTS = 40
@@ -51,6 +51,7 @@ class Target:
     name: str
     suite: Suite
     task: Task
+    prompt: str
     tools: tuple[Tool, ...]
     answers: Answers
 

@@ -27,6 +27,7 @@ LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 OF_THE_SERVER = "it attacks the server, whatever the task: it was carried out at"
 INTERRUPTED = "the audit was interrupted"
+PAYS_ALREADY = "an empty attempt solves the task, so that no attack can earn more"
 """Reasons why an attack was not carried out at a task."""
 SOUND, SO_FAR, NOT_CHECKABLE = "sound", "sound so far", "not checkable here"
 KINDS = (
@@ -113,12 +114,14 @@ class Report:
     _run: str = ""
     _policies: Sequence[Policy] = ()
     _total: int = 0
+    _stored: int = 0
     _played: int = 0
+    _began_at: float = 0.0
     _shown_at: float = 0.0
 
     def begin(self, run: str, policies: Sequence[Policy], tasks: int, stored: int) -> None:
         """Say what is audited. `stored`: attempts that are there already."""
-        self._policies = policies
+        self._policies, self._stored, self._began_at = policies, stored, time.monotonic()
         self._run, self._total, self.steps = run, tasks, 2 * tasks
         known = f"; {stored} attempts are known" if stored else ""
         report(f"audit of {tasks} task{'s' * (tasks != 1)}, run {printed(run)}{known}")
@@ -155,6 +158,9 @@ class Report:
             document = {
                 "run": self._run,
                 "policies": [*self._policies],
+                "seconds": round(time.monotonic() - self._began_at, 1),
+                "attempts": self._played,
+                "known_before": self._stored,
                 "tasks": [task.to_json(partial(self._command, task.task)) for task in ordered],
             }
             self.json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
