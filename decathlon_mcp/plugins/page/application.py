@@ -57,6 +57,7 @@ from decathlon_mcp.plugins.page.play_pages import PlayPages
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
 from decathlon_mcp.plugins.page.site import Site, Visit, read_short_form
 from decathlon_mcp.settings import default_state
+from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.telemetry.logs import configure_logging
 from decathlon_mcp.types import public_id
 
@@ -281,8 +282,13 @@ def create_page(
     """
     key = None if tokens else load_or_create_page_key(state)
     accepted: Secrets = tokens if key is None else PageKey(key)
+
+    def unwritten(public_id: str) -> EpisodeRow | None:
+        episode = next((each for each in registry.index if each.public_id == public_id), None)
+        return None if episode is None else episode.records.unwritten(episode.state.phase)
+
     site = Site(
-        EpisodeHistory([state]),
+        EpisodeHistory([state], unwritten),
         Sessions(accepted),
         live=LiveFeed(RegistryLive(registry)),
         control=RegistryControl(registry),
