@@ -237,6 +237,10 @@ class EpisodeRecords:
         """
         self.progress = replace(self.progress, facts=self.progress.facts.with_(**facts))
 
+    def unwritten(self, phase: Phase) -> EpisodeRow | None:
+        """The row of an episode in this phase that no store has yet, because it ends with this process."""
+        return None if self._row is None else replace(self._row, phase=phase)
+
     def write(self, **values: Any) -> None:
         """Write the labels or the verdict."""
         if self._store is not None:

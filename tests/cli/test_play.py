@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,7 +143,13 @@ async def test_by_hand_the_page_opens_at_the_task_with_its_key_in_a_browser(tmp_
             url = printed.partition("/play")[0].replace("decathlon.localhost", "127.0.0.1")
             async with httpx2.AsyncClient(base_url=url, headers={**HTML, **OWN}) as client:
                 await sign_in(client, key)
-                assert "find-answer" in (await client.get("/play?task=find-answer")).text
+                page = (await client.get("/play?task=find-answer")).text
+                form = dict(re.findall(r'<input type="hidden" name="(task|nonce)" value="([^"]*)">', page))
+                assert form["task"] == "find-answer"
+                started = await client.post("/play/start", data=form)
+                assert started.status_code == 303
+                attempt = await client.get(started.headers["location"])
+                assert 'data-phase="' in attempt.text, attempt.text
             process.terminate()
             assert await process.wait() == 0
     assert (tmp_path / "state" / "play.log").exists()

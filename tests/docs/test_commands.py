@@ -34,6 +34,7 @@ OTHER_PROGRAMS = {
     *("--rounds", "--servers", "--settle", "--serve", "--warm-up"),  # of `benchmarks`
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--epochs", "--epochs-reducer", "--fail-on-error", "--log-dir", "--max-samples", "--message-limit"),
+    "--resume",  # of vf-eval
     *(
         "--all",
         "--filter",

@@ -43,6 +43,7 @@ from decathlon_mcp.plugins.history.workspaces import (
 from decathlon_mcp.storage.database import read_only_connection
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.kept_files import SERVER_LOGS_FILE
+from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.storage.trajectory import NOTHING, Trajectory
 from decathlon_mcp.types import JsonObject, as_object, is_public_id, read_object
 
@@ -75,11 +76,15 @@ class EpisodeHistory:
     """The episodes of several state folders, read as one. All methods block: run them in a worker thread.
 
     Methods raise SettingsError if a folder's database cannot be read, or has another schema. A run that is in
-    several folders is one run.
+    several folders is one run. `unwritten`: returns the row of an episode of this process, by its public id,
+    that the database of the first folder does not have yet. It is called from worker threads.
     """
 
-    def __init__(self, states: Sequence[Path]) -> None:
+    def __init__(
+        self, states: Sequence[Path], unwritten: Callable[[str], EpisodeRow | None] = lambda _: None
+    ) -> None:
         self._states = tuple(states)
+        self._unwritten = unwritten
         self._trajectories: OrderedDict[Path, Trajectory] = OrderedDict()
         self._lock = Lock()
 
@@ -318,6 +323,9 @@ class EpisodeHistory:
     def _find(self, public_id: str) -> tuple[Path, FoundEpisode] | None:
         if not is_public_id(public_id):
             return None
+        # Asked first: the row is in the database before it is not here any more.
+        if (row := self._unwritten(public_id)) is not None:
+            return self._states[0], queries.found_row(row)
         for state in self._states:
             with read_only_connection(state) as connection:
                 if connection is not None and (found := queries.find(connection, public_id)) is not None:

@@ -28,6 +28,7 @@ from decathlon_mcp.plugins.history.values import (
     Sums,
     TreeNode,
 )
+from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.types import as_json, is_public_id, read_object
 
 CLOSED = str(Ending.CLOSED)
@@ -292,6 +293,36 @@ def find(connection: sqlite3.Connection, public_id: str) -> FoundEpisode | None:
     *_, handle, spec, verdict = row
     launch_time = (read_object(spec) or {}).get("launch_time")
     return FoundEpisode(_summary(row), handle, launch_time, verdict)
+
+
+def found_row(row: EpisodeRow) -> FoundEpisode:
+    """An episode that plays, and whose row is not in a database yet."""
+    live = EpisodeSummary(
+        public_id=row.public_id,
+        suite=row.suite,
+        task=row.task,
+        phase=row.phase,
+        owner=row.token,
+        labels=row.labels,
+        started_at=row.started_at,
+        ended_at=None,
+        ending=None,
+        calls=None,
+        turns=None,
+        status=None,
+        success=None,
+        reward=None,
+        reason=None,
+        cause=None,
+        is_live=True,
+        is_derived=False,
+        pinned=False,
+        has_files=True,
+        server=row.server,
+        origin=None,
+    )
+    verdict = None if row.verdict is None else json.dumps(row.verdict)
+    return FoundEpisode(live, row.id, row.spec.get("launch_time"), verdict)
 
 
 def summary(connection: sqlite3.Connection, public_id: str, owner: str | None) -> EpisodeSummary | None:

@@ -25,6 +25,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from decathlon_mcp.cli.options import DEFAULT_PORT
 from decathlon_mcp.episodes.episode import Principal
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.storage.keys import create_secret, read_secret
@@ -235,10 +236,20 @@ class Sessions:
         self._by_digest.pop(viewer.session, None)
 
 
+def port_of(request: HTTPConnection) -> int:
+    """The port at which the server listens; 0 if it is not known."""
+    _, port = request.scope.get("server") or ("", 0)
+    return port or 0
+
+
 def cookie_name(request: HTTPConnection) -> str:
     """Name of the cookie. Browsers send the cookies of one host to all its ports, so it has the port's."""
-    _, port = request.scope.get("server") or ("", 0)
-    return f"decathlon-{port}"
+    return f"decathlon-{port_of(request)}"
+
+
+def key_options(port: int) -> str:
+    """Options of `view` that print the address with the key, of a server that listens at this port."""
+    return "--address" if port in (0, DEFAULT_PORT) else f"--address --port {port}"
 
 
 def digest_of(secret: str) -> str:

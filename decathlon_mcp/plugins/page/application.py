@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.cli.options import DEFAULT_PORT, Flag, run_async
+from decathlon_mcp.cli.output import shell_path, this_command
 from decathlon_mcp.cli.usage import check_port
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import SettingsError
@@ -38,6 +39,7 @@ from decathlon_mcp.plugins.page.access import (
     Secrets,
     Sessions,
     cookie_name,
+    key_options,
     load_or_create_page_key,
 )
 from decathlon_mcp.plugins.page.changes import RegistryControl
@@ -55,6 +57,7 @@ from decathlon_mcp.plugins.page.play_pages import PlayPages
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
 from decathlon_mcp.plugins.page.site import Site, Visit, read_short_form
 from decathlon_mcp.settings import default_state
+from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.telemetry.logs import configure_logging
 from decathlon_mcp.types import public_id
 
@@ -136,7 +139,10 @@ class PageApp:
         port = int(url.rpartition(":")[2])
         if to_person:
             return page_address(self._key, port, path)
-        return f"http://{PAGE_HOST}:{port}{path} (`decathlon-mcp view --address` prints it with its key)"
+        state = Path(self.site.folders[0])
+        words = ["view", *([] if state == default_state() else [shell_path(state)]), key_options(port)]
+        command = f"{this_command()} {' '.join(words)}"
+        return f"http://{PAGE_HOST}:{port}{path} (`{command}` prints the address with its key)"
 
     def serves(self, scope: Scope) -> bool:
         """Whether a request is for a person: for one of the page's paths, or of a browser at another one."""
@@ -276,8 +282,13 @@ def create_page(
     """
     key = None if tokens else load_or_create_page_key(state)
     accepted: Secrets = tokens if key is None else PageKey(key)
+
+    def unwritten(public_id: str) -> EpisodeRow | None:
+        episode = next((each for each in registry.index if each.public_id == public_id), None)
+        return None if episode is None else episode.records.unwritten(episode.state.phase)
+
     site = Site(
-        EpisodeHistory([state]),
+        EpisodeHistory([state], unwritten),
         Sessions(accepted),
         live=LiveFeed(RegistryLive(registry)),
         control=RegistryControl(registry),

@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.page.access import Sessions, Viewer
+from decathlon_mcp.plugins.page.access import Sessions, Viewer, key_options, port_of
 from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
 from decathlon_mcp.plugins.page.rendering import Assets, create_environment, query
@@ -209,7 +209,9 @@ class Site:
         asked = not wrong and request.headers.get("sec-fetch-mode") == "navigate"
         status = 200 if asked else 401
         next_path = next_path or here
-        return self.render(request, "enter.html", status, viewer=None, wrong=wrong, next_path=next_path)
+        options = key_options(port_of(request))
+        facts = {"wrong": wrong, "next_path": next_path, "key_options": options}
+        return self.render(request, "enter.html", status, viewer=None, **facts)
 
 
 def _address(request: Request) -> str:
