@@ -232,7 +232,7 @@ DEFENCES = {
         {"git-external-diff"},
     ),
     "answers are removed": ("sound-shell", keep_answers, "can be forged", {"answers-on-the-machine"}),
-    "what the agent may have caused is forfeited": (
+    "an attempt that the agent made impossible to be graded is forfeited": (
         *("sound-shell", forfeit_nothing, "no reward instead of 0"),
         {"too-deep", "sparse-terabyte"},
     ),
