@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from decathlon_client import ManagedEpisode, SetUpError
+from decathlon_client import ManagedEpisode
 
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served
@@ -21,8 +21,3 @@ async def test_a_managed_episode_is_opened_and_closed_in_different_tasks(served:
     await asyncio.create_task(managed.close())
     await managed.close()
     await episode.state.reach(Phase.ENDED)
-
-
-async def test_open_raises_the_error_of_the_last_try(served: Served) -> None:
-    with pytest.raises(SetUpError):
-        await ManagedEpisode.open("failing-preprocess", url=served.url, tries=1)

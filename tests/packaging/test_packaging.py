@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp import __version__
 from decathlon_mcp.cli.app import command_line
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,12 +28,6 @@ def _bundle_arguments() -> list[str]:
     arguments = MANIFEST["server"]["mcp_config"]["args"]
     values = {"${user_config.url}": MANIFEST["user_config"]["url"]["default"]}
     return [values.get(argument, argument) for argument in arguments[arguments.index("stdio") :]]
-
-
-def test_versions_match() -> None:
-    (package,) = REGISTRY["packages"]
-    assert {MANIFEST["version"], REGISTRY["version"], package["version"]} == {__version__}
-    assert package["runtimeArguments"][0]["value"].endswith(f"=={__version__}")
 
 
 @pytest.mark.parametrize(
