@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import sys
@@ -28,10 +29,10 @@ from decathlon_client import (
 )
 
 from decathlon_mcp.episodes.state import Phase
-from tests.clients.processes import server_process
 from tests.clients.relay import relayed
 from tests.driver.peer import until
 from tests.probe.serving import Served, folder_of, serving
+from tests.survival.servers import supervised_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -253,18 +254,22 @@ async def test_a_player_past_its_time_limit_is_truncated_and_graded(served: Serv
 
 
 async def test_ctrl_c_ends_a_batch_soon_also_while_its_server_hangs(tmp_path: Path) -> None:
-    async with server_process(tmp_path) as (server, url):
-        command = [sys.executable, str(INTERRUPTED), url]
+    async with supervised_server(tmp_path / "state", "--drain-seconds", "5") as server:
+        command = [sys.executable, str(INTERRUPTED), server.url]
         async with await anyio.open_process(command, stderr=None) as client:
             assert client.stdout is not None
             output = BufferedByteReceiveStream(client.stdout)
             await output.receive_until(b"playing\n", 1 << 16)
-            server.send_signal(signal.SIGSTOP)
-            started = time.monotonic()
-            client.send_signal(signal.SIGINT)
-            await client.wait()
-            took = time.monotonic() - started
-        server.send_signal(signal.SIGCONT)
+            pid = server.server_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                started = time.monotonic()
+                client.send_signal(signal.SIGINT)
+                await client.wait()
+                took = time.monotonic() - started
+            finally:
+                os.kill(pid, signal.SIGCONT)
         assert took < AT_MOST_SECONDS
         assert client.returncode == 130
 

@@ -20,16 +20,10 @@ from decathlon_client.bridge import address
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from decathlon_mcp.app import bootstrap
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.http.listening import listen
-from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.settings import read_settings
 from tests.cli.conftest import COMMAND, Shell, forking, shell
-from tests.clients.relay import relayed
+from tests.clients.relay import port_of, relayed
 from tests.probe.clients import ERAS, refused
 from tests.probe.serving import SUITE, Served, serving
 
@@ -239,21 +233,23 @@ async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path)
     assert secret not in (shell.folder / "log").read_text()
 
 
-async def test_a_lobby_session_is_renewed_after_a_restart_and_a_tasks_session_is_not(
-    shell: Shell, tmp_path: Path
+async def test_a_lobby_session_that_the_server_forgot_is_renewed_and_a_tasks_session_is_not(
+    shell: Shell, served: Served, tmp_path: Path
 ) -> None:
-    async with RestartableServer(tmp_path) as server:
-        async with (
-            bridged(shell, "--url", server.url) as lobby,
-            bridged(shell, "--url", server.url, "--task", "find-answer") as task,
-        ):
-            assert (await lobby.list_tools()).tools
-            assert (await task.list_tools()).tools
-            await server.restart()
-            started = await lobby.call_tool("start_episode", {"task": "find-answer"})
-            assert started.structured_content is not None
-            with pytest.raises(MCPError, match="ended this session and its episode; start a new one"):
-                await task.call_tool("probe__echo", {"text": ""})
+    async with (
+        serving(tmp_path / "next", provider="host") as following,
+        relayed(served) as (relay, url),
+        bridged(shell, "--url", url) as lobby,
+        bridged(shell, "--url", url, "--task", "find-answer") as task,
+    ):
+        assert (await lobby.list_tools()).tools
+        assert (await task.list_tools()).tools
+        relay.port = port_of(following)
+        await relay.cut()
+        started = await lobby.call_tool("start_episode", {"task": "find-answer"})
+        assert started.structured_content is not None
+        with pytest.raises(MCPError, match="ended this session and its episode; start a new one"):
+            await task.call_tool("probe__echo", {"text": ""})
 
 
 @pytest.mark.long
@@ -311,50 +307,8 @@ async def test_an_argument_that_belongs_in_a_header_is_repeated_there(shell: She
     async with serving(tmp_path / "state", provider="host", suite=(suite,)) as served:
         async with bridged(shell, "--url", served.task("everything"), era="sessionless") as client:
             # A server refuses a call that lacks the header.
-            result = await client.call_tool("fixture__test_x_mcp_header", {"region": "north"})
+            result = await client.call_tool("test_x_mcp_header", {"region": "north"})
             assert not result.is_error
-
-
-class RestartableServer:
-    """A server that can be stopped and started again at the same address."""
-
-    def __init__(self, folder: Path) -> None:
-        self._settings = read_settings(
-            {"suite": (SUITE,), "provider": "host", "state": folder / "state", "drain_seconds": 5}
-        )
-        self._port = 0
-        self._stack = anyio.create_task_group()
-        self._stop = anyio.Event()
-        self._stopped = anyio.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    async def __aenter__(self) -> RestartableServer:
-        await self._stack.__aenter__()
-        await self._stack.start(self._serve)
-        return self
-
-    async def __aexit__(self, *failure: Any) -> None:
-        self._stop.set()
-        await self._stack.__aexit__(*failure)
-
-    async def restart(self) -> None:
-        self._stop.set()
-        await self._stopped.wait()
-        self._stop, self._stopped = anyio.Event(), anyio.Event()
-        await self._stack.start(self._serve)
-
-    async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        listener = listen("127.0.0.1", self._port)
-        self._port = listener.getsockname()[1]
-        stop, stopped = self._stop, self._stopped
-        async with bootstrap(self._settings) as episodes, background_tasks():
-            ready = task_status.started
-            drain = episodes.shutdown.drain
-            await serve_http(http_app(episodes), listener, drain=drain, on_ready=ready, stop=stop)
-        stopped.set()
 
 
 async def test_the_bridge_runs_without_the_servers_packages(shell: Shell) -> None:

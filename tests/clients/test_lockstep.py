@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 from decathlon_client import (
     Call,
@@ -14,7 +13,6 @@ from decathlon_client import (
     UnknownTaskError,
 )
 
-from decathlon_mcp.episodes.episode import Episode as ServersEpisode
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served
 
@@ -90,18 +88,3 @@ async def test_a_models_mistakes_are_error_replies(served: Served) -> None:
         slow = await eps.call({slot: [("probe__sleep", {"seconds": 100, "note": "late"})]}, timeout=0.3)
         assert slow[slot][0].is_error
         assert slot.is_live
-
-
-async def test_cancelling_a_lockstep_closes_all_episodes(served: Served) -> None:
-    async with Decathlon(served.url) as d:
-        before = set(served.episodes.live)
-        opened: set[ServersEpisode] = set()
-        with anyio.CancelScope() as scope:
-            async with d.lockstep(["find-answer"] * 2) as eps:
-                assert len(eps.live) == 2
-                opened |= set(served.episodes.live) - before
-                scope.cancel()
-                await anyio.sleep_forever()
-        assert len(opened) == 2
-        for episode in opened:
-            await episode.state.reach(Phase.ENDED)

@@ -50,7 +50,8 @@ async def test_wrong_options_end_a_batch_with_an_error(
 
 
 async def _play(d: Decathlon, tasks: Any, options: dict[str, Any]) -> None:
-    async with d.batch(tasks, **{"concurrency": 1, "progress": False, **options}) as batch:
+    chosen: dict[str, Any] = {"concurrency": 1, "progress": False, **options}
+    async with d.batch(tasks, **chosen) as batch:
         async for result in batch.run(player):
             assert isinstance(result.failure, RequestError)
 

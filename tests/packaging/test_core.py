@@ -67,10 +67,6 @@ def test_the_core_has_its_own_commands_only(core: Path) -> None:
     assert not listed & {"doctor", "export", "gc", "init", "runs", "play", "run", "tasks", "token", "view"}
 
 
-def test_the_core_plays_the_demo(core: Path) -> None:
-    assert "1.0       tune-reactor" in run(core, "-m", "decathlon_mcp.cli", "demo")
-
-
 def test_the_cores_tests_pass_without_plug_ins(core: Path) -> None:
     marks = "not docker and not slow and not long and not toolathlon"
     # Branches and Docker are plug-ins'.

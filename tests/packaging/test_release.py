@@ -54,6 +54,10 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def add_a_file(folder: Path) -> None:
+    (folder / "dist" / "notes.txt").touch()
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout at the tag, after the step `Build`."""
@@ -92,7 +96,7 @@ def test_what_is_built_passes_the_check(built: Path) -> None:
             "server.json's --from has version 0.0.9",
         ),
         (replace("CHANGELOG.md", f"## {__version__}", "## Soon"), TAG, "CHANGELOG.md has no heading"),
-        (lambda folder: (folder / "dist" / "notes.txt").touch(), TAG, "one wheel and one source archive"),
+        (add_a_file, TAG, "one wheel and one source archive"),
     ],
 )
 def test_a_release_that_does_not_fit_is_refused(

@@ -1,4 +1,4 @@
-"""For every task of the starter suite: an attempt that does nothing, or that only looks right, fails."""
+"""For every task of the starter suite: its solution passes; what does nothing or only looks right fails."""
 
 from __future__ import annotations
 
@@ -337,10 +337,12 @@ WRONG: dict[str, list[tuple[Change, str]]] = {
 
 
 @pytest.mark.parametrize("task", oracle_ids())
-async def test_attempts_that_do_nothing_or_only_look_right_fail(
+async def test_only_what_is_a_solution_passes(
     task: str, lay_out: LayOut, solved: Solved, tmp_path: Path
 ) -> None:
     lay_out(task).assert_fails("FAIL: ")
+    right = (await solved(task, tmp_path / "right")).evaluate()
+    assert right.exit_code == 0, right.output
     for number, (change, reason) in enumerate(WRONG[task]):
         attempt = await solved(task, tmp_path / f"attempt-{number}")
         change(attempt)

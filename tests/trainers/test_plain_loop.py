@@ -36,6 +36,7 @@ async def test_the_plain_loop_plays_any_task_with_any_endpoint(served: Served, t
     assert served.episodes.live == []
 
 
+@pytest.mark.long
 async def test_a_rollout_needs_no_server_started_by_hand(tmp_path: Path) -> None:
     program = block("docs/verifiers.md", "A rollout of your own", "python")
     with oracles() as url:

@@ -143,12 +143,6 @@ async def test_verifiers_other_harnesses_play_at_the_episodes_address(
     assert "toolathlon_claim_done" in text
     assert "toolathlon_evaluate" not in text
     assert served.episodes.live == []
-    result = await anyio.run_process(
-        [str(programs / "python"), str(PROGRAMS / "verifiers_harness.py"), served.url],
-        env={**os.environ, **path},
-    )
-    assert result.stdout.decode().splitlines() == ["no MCP, no rollout", "no harness, no reward"]
-    assert served.episodes.live == []
 
 
 async def test_the_hubs_package_is_complete_and_found_by_verifiers(
@@ -210,10 +204,8 @@ async def test_nemo_gym_commands_get_the_expected_rewards(
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().splitlines() == [
         "truncated 0.0",
-        "the same verdict",
         "no verdict, no reward",
         "no session, no reward",
-        "no such task, no session",
         "abandoned, closed",
     ]
     assert served.episodes.live == []
