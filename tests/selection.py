@@ -8,6 +8,7 @@ and of the tests that keep each promise on each change.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ import pytest
 LEFT_OUT = ("docker", "slow", "long")
 """The marks of tests that `make test` does not run."""
 LEFT_OUT_MODULE = re.compile(rf"^pytestmark = .*\bpytest\.mark\.({'|'.join(LEFT_OUT)})\b", re.MULTILINE)
+
+
+def cases(function: str, initials: Iterable[str]) -> tuple[str, ...]:
+    """The cases of a test whose names begin with one of these."""
+    return tuple(f"{function}[{initial}" for initial in initials)
+
 
 KEPT: dict[str, tuple[str, ...]] = {
     # One program plays in its own namespaces; the others differ in how it ends.
@@ -50,7 +57,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     ),
     "tests/clients/test_sync.py": (
         "test_the_stub_matches_the_asynchronous_classes",
-        "test_every_method_exists_with_its_docstring",
         "test_an_episode_is_played_to_its_reward",
         "test_a_client_that_is_not_open_says_so",
     ),
@@ -67,7 +73,6 @@ KEPT: dict[str, tuple[str, ...]] = {
         "test_graded_attempt_whose_player_raises_later_keeps_its_verdict",
     ),
     "tests/clients/test_tool_decathlon.py": ("test_it_plays_at_a_url",),
-    "tests/clients/test_silence.py": (),
     "tests/clients/test_traces.py": (),
     "tests/clients/test_notes.py": ("test_notes_stand_between_the_calls_and_no_evaluator_reads_them",),
     "tests/clients/test_testing.py": (),
@@ -91,26 +96,17 @@ KEPT: dict[str, tuple[str, ...]] = {
         "test_a_task_with_a_tool_without_code_is_not_runnable",
     ),
     "tests/localtools/test_truncation.py": (),
-    "tests/packaging/test_install.py": (),
     "tests/packaging/test_release.py": (),
     "tests/sandboxes/test_network.py": (
         "test_names_are_resolved_by_a_name_server_on_this_machines_loopback",
     ),
     "tests/storage/test_lock.py": (),
-    # A task's evaluator runs once on each change; the other wrong attempts differ in a value.
-    "tests/starter/test_audit_expenses.py": (
-        "test_doing_nothing_earns_nothing",
-        "test_missing_one_is_nearly_right_and_still_a_fail",
+    # The evaluators of four tasks run on each change.
+    "tests/starter/test_wrong_attempts.py": cases(
+        "test_only_what_is_a_solution_passes",
+        ("audit", "explain", "file", "tune"),
     ),
-    "tests/starter/test_tune_reactor.py": ("test_a_recipe_with_a_field_too_many_fails",),
-    "tests/starter/test_file_field_recordings.py": ("test_leaving_a_sheet_in_the_inbox_fails",),
-    "tests/starter/test_explain_outage.py": ("test_the_answer_in_a_file_is_no_answer",),
 }
-
-
-def cases(function: str, initials: str) -> tuple[str, ...]:
-    """The cases of a test whose names begin with one of these letters."""
-    return tuple(f"{function}[{initial}" for initial in initials)
 
 
 MOVED: dict[str, tuple[str, ...]] = {
@@ -119,7 +115,6 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/archives/test_repository_paths.py": cases("test_git_does_not_leave_the_workspace", "aclmrw"),
     "tests/archives/test_repositories.py": cases("test_git_runs_no_program_of_the_repository", "cdgiloqw"),
     "tests/benchmarks/test_weight.py": ("test_every_line_of_the_product_is_counted_in_one_package",),
-    "tests/clients/test_package.py": ("test_embedding_without_the_server_names_the_missing_extra",),
     "tests/clients/test_options.py": ("test_a_server_that_may_open_too_few_files_does_not_start",),
     "tests/tunnels/test_windows.py": ("test_single_bytes_take_no_more_memory_than_the_window",),
     "tests/driver_client/test_lost_streams.py": (
@@ -135,10 +130,6 @@ MOVED: dict[str, tuple[str, ...]] = {
     ),
     "tests/preload/test_same_servers.py": ("test_servers_whose_start_differs_start_by_themselves",),
     "tests/preload/test_same_state.py": ("test_a_fork_has_the_state_of_a_server_that_starts_by_itself",),
-    "tests/learn/test_learn.py": (
-        "test_a_solution_earns_everything_an_empty_attempt_nothing_and_launch_times_differ",
-        "test_part_of_a_solution_earns_a_part_and_mistakes_cost",
-    ),
     "tests/fuzz/test_http.py": ("test_generated_requests_are_answered_without_faults",),
     "tests/cli/test_export.py": ("test_hostile_texts_do_not_change_the_elements_of_one_file",),
     # An episode each; one of each module stays.

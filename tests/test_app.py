@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,13 +38,6 @@ def settings(**values: Any) -> Settings:
     return read_settings({"suite": (SUITE,), **values})
 
 
-def test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette() -> None:
-    modules = "decathlon_mcp.app, decathlon_mcp.plugins.readiness.doctor, decathlon_mcp.http.authentication"
-    program = f"import sys, {modules}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    result = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
-    assert not {"mcp", "starlette"} & {*result.stdout.split()}
-
-
 def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> None:
     (starter,) = read_catalogue(read_settings({})).suites
     assert provider_for(starter, settings()) == "host"
@@ -79,35 +70,20 @@ def test_a_folder_as_image_is_for_bubblewrap() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"provider": "docker", "image": "/images/mine"}, "is a folder"),
-        ({"provider": "host", "image": "ubuntu"}, "is no folder"),
-        ({"provider": "host", "kernel": "gvisor", "image": "ubuntu"}, "is no folder"),
-    ],
-)
-def test_an_image_that_the_provider_cannot_use_is_an_error(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        image_for(checkout_of_toolathlon(), settings(**values))
+def test_an_image_that_the_provider_cannot_use_is_an_error() -> None:
+    for provider, image, message in (
+        ("docker", "/images/mine", "is a folder"),
+        ("host", "ubuntu", "is no folder"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            image_for(checkout_of_toolathlon(), settings(provider=provider, image=image))
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {},
-            "^--prepared: sandboxes of the provider host cannot be saved; use .*--kernel gvisor$",
-        ),
-        ({"provider": "host", "kernel": "gvisor", "snapshot_mib": 0}, "^--prepared .*--snapshot-mib 0"),
-    ],
-)
-async def test_tasks_can_be_prepared_only_where_sandboxes_can_be_saved(
-    tmp_path: Path, values: dict[str, Any], message: str
-) -> None:
+async def test_tasks_can_be_prepared_only_where_sandboxes_can_be_saved(tmp_path: Path) -> None:
+    message = "^--prepared: sandboxes of the provider host cannot be saved; use .*--kernel gvisor$"
     with pytest.raises(SettingsError, match=message):
-        async with bootstrap(settings(prepared=True, state=tmp_path, **values)):
+        async with bootstrap(settings(prepared=True, state=tmp_path)):
             pass
 
 
@@ -163,9 +139,7 @@ async def test_task_whose_agent_would_share_the_loopback_of_a_server_without_tok
     [
         ({"provider": "host", "isolation": "namespaces"}, "install slirp4netns"),
         ({"provider": "docker", "provider_option": ("network=host",)}, "leave out .*, or set --tokens"),
-        ({"provider": "podman", "provider_option": ("network=host",)}, "leave out --provider-option"),
         ({"provider": "host", "image": "/images/mine"}, "no outbound network"),
-        ({"provider": "host", "kernel": "gvisor"}, "no outbound network"),
     ],
 )
 def test_a_network_that_reaches_a_server_without_tokens_cannot_be_given_to_all(
@@ -182,16 +156,15 @@ def test_a_server_with_tokens_may_give_this_machines_network(without_slirp4netns
 
 
 @pytest.mark.anyio
-async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_path: Path) -> None:
+async def test_the_state_folder_is_private_and_afterwards_scratch_is_empty_and_episodes_have_ended(
+    tmp_path: Path,
+) -> None:
     state = tmp_path / "state"
-    async with bootstrap(
-        settings(provider="host", isolation="none", state=state, idle_seconds=77)
-    ) as registry:
-        assert registry.options.limits.idle_seconds == 77
-        assert registry.options.reward_policy == "visible"
-        (suite,) = registry.catalogue.suites
-        assert registry.factory(suite.name).common.is_file()
+    async with bootstrap(settings(provider="host", isolation="none", state=state)) as registry:
         assert [len(list((state / name).iterdir())) for name in ("servers", "scratch")] == [1, 1]
+        episode = registry.start("find-answer", Principal())
+    assert episode.state.ending == "the server shut down"
+    assert registry.live == []
     for folder in (state, state / "episodes"):
         assert folder.stat().st_mode & 0o777 == 0o700
     assert [len(list((state / name).iterdir())) for name in ("servers", "scratch")] == [0, 0]
@@ -212,36 +185,20 @@ async def test_files_of_a_dead_server_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("state", ["/sys/decathlon", "/dev/null"])
-async def test_a_state_folder_that_cannot_be_written_is_named(state: str) -> None:
-    with pytest.raises(SettingsError, match=f"--state: {state} cannot be used"):
-        async with bootstrap(settings(provider="host", state=state)):
+async def test_a_state_folder_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(SettingsError, match="--state: /sys/decathlon cannot be used"):
+        async with bootstrap(settings(provider="host", state="/sys/decathlon")):
             pass
 
 
-@pytest.mark.anyio
-async def test_every_episode_has_ended_when_bootstrap_returns(tmp_path: Path) -> None:
-    async with bootstrap(settings(provider="host", isolation="none", state=tmp_path / "state")) as registry:
-        episode = registry.start("find-answer", Principal())
-    assert episode.state.ending == "the server shut down"
-    assert registry.live == []
-
-
-@pytest.mark.parametrize(
-    ("profile", "graded"),
-    [
+def test_upstreams_suites_do_not_grade_truncated_attempts_unless_set(tmp_path: Path) -> None:
+    for profile, graded in (
         ("profile: toolathlon", False),
-        ("profile: gym", False),
         ("profile: starter", True),
         ("{profile: toolathlon, grades_truncated: true}", True),
-        ("{profile: starter, grades_truncated: false}", False),
-    ],
-)
-def test_upstreams_suites_do_not_grade_truncated_attempts_unless_set(
-    tmp_path: Path, profile: str, graded: bool
-) -> None:
-    (tmp_path / "suite.yaml").write_text(f"{profile}\n")
-    (probe,) = read_catalogue(settings()).suites
-    suite, common = replace(probe, profile=read_suite_file(tmp_path)[0]), tmp_path / "common.tar"
-    factory = create_sandbox_factory(suite, FakeProvider(), common, settings())
-    assert factory.grades_truncated is graded
+    ):
+        (tmp_path / "suite.yaml").write_text(f"{profile}\n")
+        (probe,) = read_catalogue(settings()).suites
+        suite, common = replace(probe, profile=read_suite_file(tmp_path)[0]), tmp_path / "common.tar"
+        factory = create_sandbox_factory(suite, FakeProvider(), common, settings())
+        assert factory.grades_truncated is graded

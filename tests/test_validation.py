@@ -60,32 +60,25 @@ def problems_of(value: Mapping[str, Any]) -> list[str]:
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"weigths": {"a": 1}}, "weigths: there is no such field; did you mean weights?"),
     ({"color": 1}, "color: there is no such field; did you mean colour?"),
-    ({"zzz": 1}, "zzz: there is no such field"),
     ({"rooms": [{}, {"valus": {}}]}, "rooms.1.valus: there is no such field; did you mean values?"),
-    ({"slots": {"a": {"valus": {}}}}, "slots.a.valus: there is no such field; did you mean values?"),
     ({"slots": []}, "slots: must be an integer; must be an object"),
     ({"order": "frist"}, "order: must be one of 'first' or 'last'"),
     ({"size": 0}, "size: must be at least 1"),
-    ({"share": None}, "share: must be a number"),
     ({"weights": {3: 1}}, "weights.3: must be a string"),
     ({"ends": [1]}, "ends.1: is required"),
     ({"even": 1}, "even: must be even"),
 ]
 
 
-@pytest.mark.parametrize(("value", "problem"), CASES)
-def test_a_problem_names_its_field_and_says_what_was_expected(value: dict[str, Any], problem: str) -> None:
-    assert problems_of({"name": "x", **value}) == [problem]
+def test_a_problem_names_its_field_and_says_what_was_expected() -> None:
+    for value, problem in CASES:
+        assert problems_of({"name": "x", **value}) == [problem]
 
 
 def test_a_misspelt_field_comes_before_the_one_that_is_missing() -> None:
     assert problems_of({}) == ["name: is required"]
     expected = ["nmae: there is no such field; did you mean name?", "name: is required"]
     assert problems_of({"nmae": "x"}) == expected
-
-
-def test_all_problems_are_found() -> None:
-    assert len(problems_of({"name": 3, "size": "x", "zzz": 1})) == 3
 
 
 def test_text_of_the_value_is_not_shown_because_it_may_be_a_secret() -> None:
@@ -110,6 +103,7 @@ def test_long_names_are_neither_shown_nor_compared() -> None:
     assert quoted(name) == "of 60,000,000 characters"
     started = time.process_time()
     assert similar(name, ["n" * 100, "n" * 300], count=3) == []
+    assert similar("nnn", [name, "nnnn"], count=3) == ["nnnn"]
     assert time.process_time() - started < 1
 
 
@@ -129,7 +123,3 @@ def test_many_candidates_that_are_alike_take_little_time(monkeypatch: pytest.Mon
     assert similar(letters, candidates, count=1, cutoff=0.2) != []
     # `difflib` asks twice for what is alike.
     assert 0 < compared <= 2 * MAX_COMPARED
-
-
-def test_long_candidates_are_not_compared() -> None:
-    assert similar("nnn", ["n" * 60_000_000, "nnnn"], count=3) == ["nnnn"]

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 from decathlon_client.script import Step
 from decathlon_client.testing import FINAL_MESSAGE, Move, next_move, response
 
 JsonObject = dict[str, Any]
 Event = tuple[str, JsonObject]
+Answer = tuple[int, dict[str, str], bytes]
 
 RECIPE = '{"temperature": 60, "catalyst": 4, "minutes": 56, "product_percent": 72.03, "peak_heat_kw": 10.66}'
 """The answer of tune-reactor."""
@@ -116,58 +117,52 @@ def google(request: JsonObject, steps: Sequence[Step]) -> Iterator[Event]:
     )
 
 
-class _Handler(BaseHTTPRequestHandler):
-    steps: ClassVar[Sequence[Step]]
-    requests: ClassVar[list[tuple[str, JsonObject]]]
+@contextmanager
+def posting(answer: Callable[[str, Mapping[str, str], bytes], Answer]) -> Generator[str]:
+    """A web server in a thread. `answer`: status, headers and body for a POST's path, headers and body."""
 
-    def do_POST(self) -> None:
-        request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        path = self.path.partition("?")[0]
-        self.requests.append((self.path, request))
-        dialect: Callable[[JsonObject, Sequence[Step]], Iterator[Event]]
-        if path.endswith("/messages"):
-            dialect = anthropic
-        elif path.endswith("/responses"):
-            dialect = openai
-        elif path.endswith("enerateContent"):
-            dialect = google
-        else:
-            self.send_error(404)
-            return
-        events = list(dialect(request, self.steps))
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = self.rfile.read(int(self.headers["content-length"]))
+            status, headers, body = answer(
+                self.path, {name.lower(): value for name, value in self.headers.items()}, request
+            )
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Logs nothing: stderr belongs to the tests."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@contextmanager
+def streaming_model(steps: Sequence[Step]) -> Generator[tuple[str, list[JsonObject]]]:
+    """Serve a model that plays `steps`. Yields the root of its addresses, and the requests that it gets."""
+    received: list[JsonObject] = []
+
+    def answer(address: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        request: JsonObject = json.loads(body)
+        received.append(request)
+        path = address.partition("?")[0]
+        dialects = {"/messages": anthropic, "/responses": openai, "enerateContent": google}
+        dialect = next((dialect for end, dialect in dialects.items() if path.endswith(end)), None)
+        if dialect is None:
+            return 404, {}, b""
+        events = list(dialect(request, steps))
         if path.endswith(":generateContent"):
-            self._send("application/json", json.dumps(events[0][1]).encode())
-            return
+            return 200, {"content-type": "application/json"}, json.dumps(events[0][1]).encode()
         lines: list[str] = []
         for name, data in events:
             lines += [f"event: {name}\n"] if name else []
             lines += [f"data: {json.dumps({'type': name, **data} if name else data)}\n\n"]
-        self._send("text/event-stream", "".join(lines).encode())
+        return 200, {"content-type": "text/event-stream"}, "".join(lines).encode()
 
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def _send(self, kind: str, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Logs nothing: stderr belongs to the tests."""
-
-
-@contextmanager
-def streaming_model(steps: Sequence[Step]) -> Generator[tuple[str, list[tuple[str, JsonObject]]]]:
-    """Serve a model that plays `steps`. Yields the root of its addresses, and the requests that it gets."""
-    received: list[tuple[str, JsonObject]] = []
-
-    class Handler(_Handler):
-        requests = received
-
-    Handler.steps = steps
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", received
-        server.shutdown()
+    with posting(answer) as url:
+        yield url, received

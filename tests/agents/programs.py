@@ -100,10 +100,10 @@ def test_program_plays_as_printed_with_the_tools_of_the_task(
     assert others(requests) <= REMAINING[heading]
 
 
-def others(requests: list[tuple[str, JsonObject]]) -> set[str]:
+def others(requests: list[JsonObject]) -> set[str]:
     """The tools that a model was offered besides the task's."""
     names: set[str] = set()
-    for _, request in requests:
+    for request in requests:
         for tool in request.get("tools") or ():
             names |= (
                 {tool["name"]} if "name" in tool else {each["name"] for each in tool["functionDeclarations"]}

@@ -1,28 +1,23 @@
-"""A fake arXiv server as a stand-alone program: the Atom API, abstracts, and a PDF for each version.
+"""A fake arXiv server: the Atom API, abstracts, and a PDF for each version.
 
-    python3 arxiv_server.py '{"papers": [...], "identity": PEM or null}'
-
-A paper is `{"id", "versions", "title", "authors", "summary", "published", "updated", "categories"}`. Ports 80
-and, with an identity (certificate and key), 443 serve the same content. The API follows arXiv's manual
-(info.arxiv.org/help/api/user-manual.html): `id_list`, `search_query` with fields, AND, OR, ANDNOT and
-parentheses, `start`, `max_results`, `sortBy`, `sortOrder`. Bare words are combined with AND; results are not
-ranked.
+A paper is `{"id", "versions", "title", "authors", "summary", "published", "updated", "categories"}`. The API
+follows arXiv's manual (info.arxiv.org/help/api/user-manual.html): `id_list`, `search_query` with fields, AND,
+OR, ANDNOT and parentheses, `start`, `max_results`, `sortBy`, `sortOrder`. Bare words are combined with AND;
+results are not ranked.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import ssl
-import sys
-import tempfile
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
 
 Paper = dict[str, Any]
+
+NAMES = ("arxiv.org", "www.arxiv.org", "export.arxiv.org")
 
 TOKEN = re.compile(r'(?:\w+:)?"[^"]*"|[()]|[^\s()]+')
 ADDRESS = re.compile(r"/(abs|pdf)/(?P<id>[\w./-]*?\d)(?:v(?P<version>\d+))?(?:\.pdf)?")
@@ -170,29 +165,3 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-def main() -> None:
-    config = json.loads(sys.argv[1])
-    Handler.papers = config["papers"]
-    servers = [ThreadingHTTPServer(("", 80), Handler)]
-    if config["identity"]:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-            file.write(config["identity"])
-            file.flush()
-            context.load_cert_chain(file.name)
-        tls_server = ThreadingHTTPServer(("", 443), Handler)
-        # Handshake in the request's own thread: in the accepting one, a slow client would block all others.
-        tls_server.socket = context.wrap_socket(
-            tls_server.socket, server_side=True, do_handshake_on_connect=False
-        )
-        servers.append(tls_server)
-    for server in servers:
-        threading.Thread(target=server.serve_forever).start()
-    sys.stdout.write("listening\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +17,14 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         yield served
 
 
-@pytest.fixture(params=["http", "embedded"])
-async def d(request: pytest.FixtureRequest, tmp_path: Path, served: Served) -> AsyncGenerator[Decathlon]:
+@pytest.fixture(scope="module", params=["http", "embedded"])
+async def d(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, served: Served
+) -> AsyncGenerator[Decathlon]:
     """A client of the same suite, over HTTP and embedded."""
     if request.param == "embedded":
         settings: dict[str, Any] = {"isolation": "none", "drain_seconds": 5}
-        client = Decathlon.embedded(SUITE, "host", state=tmp_path / "state", **settings)
+        client = Decathlon.embedded(SUITE, "host", state=tmp_path_factory.mktemp("embedded"), **settings)
     else:
         client = Decathlon(served.url)
     async with client as d:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError, sync
+from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError
 from decathlon_client.results import Result, Summary
 
-from decathlon_mcp.plugins.credentials import verify_files
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from tests.probe.serving import SUITE
 
@@ -50,26 +48,6 @@ async def test_a_branch_is_opened_and_played_to_its_verdict(d: Decathlon) -> Non
 
 def _result(task: str, verdict: Any) -> Result[None]:
     return Result(0, task, 0, 0, None, None, verdict, None, None, 0.0)
-
-
-def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
-    with sync.Decathlon.embedded(SUITE, "host", state=tmp_path, drain_seconds=5) as d:
-        with d.episode("find-answer") as e:
-            e.call("probe__write", {"path": "answer.txt", "text": "42"})
-            with d.branch(e, at=1) as b:
-                assert b.call("probe__read", {"path": "answer.txt"}).text == "42"
-
-
-def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state, file = tmp_path / "state", tmp_path / "verdict.json"
-    with sync.Decathlon.embedded(SUITE, "host", state=state, drain_seconds=5) as d:
-        with d.episode("find-answer") as e, d.branch(e, at=0) as b:
-            verdict = dict(b.evaluate().raw)
-    assert verdict["branch"]["at"] == 0
-    for branch, status in ((verdict["branch"], 0), ({**verdict["branch"], "differences": 1}, 1)):
-        file.write_text(json.dumps({**verdict, "branch": branch}))
-        assert verify_files((file,), (), state) == status
-    capsys.readouterr()
 
 
 async def test_the_rewards_along_a_finished_attempt_say_what_each_call_was_worth(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,15 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
-from anyio.abc import Process, SocketAttribute, SocketStream
-from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.abc import SocketAttribute, SocketStream
 from decathlon_client.bridge import address
-from decathlon_client.bridge.relay import Relay
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
-from decathlon_mcp.app import bootstrap
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.http.listening import listen
-from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.settings import read_settings
 from tests.cli.conftest import COMMAND, Shell, forking, shell
-from tests.clients.relay import relayed
+from tests.clients.relay import port_of, relayed
 from tests.probe.clients import ERAS, refused
 from tests.probe.serving import SUITE, Served, serving
 
@@ -66,19 +57,6 @@ async def bridged(
 
 
 @pytest.mark.parametrize("era", ERAS)
-@pytest.mark.long
-async def test_labels_reach_the_server_whatever_their_characters(
-    era: str, shell: Shell, served: Served
-) -> None:
-    labels = {"run": "a, b=c%", "model": "größer"}
-    texts = [text for name, value in labels.items() for text in ("--label", f"{name}={value}")]
-    async with bridged(shell, "--url", served.url, *texts, era=era) as client:
-        started = await client.call_tool("start_episode", {"task": "find-answer"})
-        assert started.structured_content is not None
-        assert dict(served.find(started.structured_content["episode"]).spec.labels) == labels
-
-
-@pytest.mark.parametrize("era", ERAS)
 async def test_an_episode_works_with_progress_cancellation_and_tool_list_changes(
     era: str, shell: Shell, served: Served
 ) -> None:
@@ -92,11 +70,14 @@ async def test_an_episode_works_with_progress_cancellation_and_tool_list_changes
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         reports.append((progress, message))
 
-    async with bridged(shell, "--url", served.url, era=era, message_handler=on_message) as lobby:
+    labels = {"run": "a, b=c%", "model": "größer"}
+    texts = [text for name, value in labels.items() for text in ("--label", f"{name}={value}")]
+    async with bridged(shell, "--url", served.url, *texts, era=era, message_handler=on_message) as lobby:
         assert lobby.protocol_version == ("2025-11-25" if era == "handshake" else "2026-07-28")
         started = (await lobby.call_tool("start_episode", {"task": "find-answer"})).structured_content
         assert started is not None
         handle = {"episode": started["episode"]}
+        assert dict(served.find(started["episode"]).spec.labels) == labels
         if era == "handshake":
             await changed.wait()
             assert "probe__write" in {tool.name for tool in (await lobby.list_tools()).tools}
@@ -125,18 +106,14 @@ RUDE_LINES = (
     b'{"jsonrpc":"2.0","id":5,"method":"ping","params":{"a":%b}}' % (b"[" * 190 + b"]" * 190),
     b'{"jsonrpc":"2.0","id":5,"method":"ping","params":{"a":%b}}' % (b'{"a":' * 9_000 + b"1" + b"}" * 9_000),
     b'{"jsonrpc":"2.0","id":5,"method":"ping","params":{"a":[%b0]}}' % (b"[]," * 200_000),
-    *(
-        b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%b}}' % number
-        for number in (b"[1]", b'{"a":1}', b"null", b"true", b"1.5", b"1e400", b"1" * 4_000)
-    ),
+    b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":[1]}}',
     *(
         b'{"jsonrpc":"2.0","id":%b,"method":"ping"}' % number
-        for number in (b"[1]", b'{"a":1}', b"null", b"true", b"1.5", b"1e400", b"1" * 9_000, b'"\\ud800"')
+        for number in (b'{"a":1}', b"null", b"true", b"1.5", b"1e400", b"1" * 9_000, b'"\\ud800"')
     ),
     b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":[1],"progress":NaN}}',
     b'[{"jsonrpc":"2.0","id":7,"method":"ping"}]',
     b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a","arguments":{"a":NaN,"b":1e999}}}',
-    b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":[1]}',
     b'{"jsonrpc":"2.0","id":7,"method":"\\u0416\\n","params":{"_meta":{%b:"2026-07-28"}}}' % VERSION.encode(),
     b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"_meta":{%b:"\\u0416"}}}' % VERSION.encode(),
     b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"_meta":{%b:"2026-07-28\\r\\nX: y"}}}'
@@ -187,11 +164,20 @@ async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_e
         assert bridge.stdin
         assert bridge.stdout
         ready = line({"method": "notifications/initialized"})
-        await bridge.stdin.send(initialize(1) + ready + line({"id": "o", **request}) + b"no JSON\n")
+        await bridge.stdin.send(initialize(1) + ready)
+        # What is not JSON for every server is refused and not called.
+        echo = b'{"jsonrpc":"2.0","id":"e","method":"tools/call","params":%b}\n'
+        for value in (b"NaN", b"1e400", b'[{"a": Infinity}]', b"[" * 150 + b"]" * 150):
+            params = b'{"name":"probe__echo","arguments":{"text":%b}}' % value
+            await bridge.stdin.send(echo % params)
         output = b""
-        while b'"mood"' not in output or b"not a JSON-RPC message" not in output:
+        while output.count(b'"id":"e"') < 4:
             output += await bridge.stdout.receive()
         (episode,) = served.episodes.live
+        assert episode.calls.sent == 0
+        await bridge.stdin.send(line({"id": "o", **request}) + b"no JSON\n")
+        while b'"mood"' not in output or b"not a JSON-RPC message" not in output:
+            output += await bridge.stdout.receive()
         if end == "eof":
             await bridge.stdin.aclose()
         else:
@@ -200,70 +186,11 @@ async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_e
         await episode.state.reach(Phase.ENDED)
     messages = [json.loads(line) for line in output.splitlines()]
     assert {message["jsonrpc"] for message in messages} == {"2.0"}
+    refusals = [message["error"]["code"] for message in messages if message.get("id") == "e"]
+    assert refusals == [types.INVALID_PARAMS] * 4
     result = next(message["result"] for message in messages if message.get("id") == "o")
     assert result["content"][0] == {"type": "text", "text": "a hologram", "depth": 3, "frames": [1, 2]}
     assert result["mood"] == "cheerful"
-
-
-@asynccontextmanager
-async def piped(shell: Shell, url: str) -> AsyncGenerator[tuple[Process, BufferedByteReceiveStream]]:
-    """The bridge as a process, and its output."""
-    command = [*COMMAND, "stdio", "--url", url]
-    async with await anyio.open_process(
-        command, env=shell.environment, cwd=shell.folder, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout
-        yield process, BufferedByteReceiveStream(process.stdout)
-
-
-async def read_answers(output: BufferedByteReceiveStream, count: int) -> list[dict[str, Any]]:
-    """The next messages that have an id."""
-    answers: list[dict[str, Any]] = []
-    while len(answers) < count:
-        message = json.loads(await output.receive_until(b"\n", 1 << 20))
-        if "id" in message and "method" not in message:
-            answers.append(message)
-    return answers
-
-
-def call(number: object, name: str, arguments: bytes) -> bytes:
-    text = b'{"jsonrpc":"2.0","id":%b,"method":"tools/call","params":{"name":"%b","arguments":%b}}\n'
-    return text % (json.dumps(number).encode(), name.encode(), arguments)
-
-
-async def test_requests_with_one_id_in_flight_each_get_their_answer(shell: Shell, served: Served) -> None:
-    async with piped(shell, served.task("find-answer")) as (bridge, output):
-        assert bridge.stdin
-        await bridge.stdin.send(initialize(1) + line({"method": "notifications/initialized"}))
-        await read_answers(output, 1)
-        slow = call(5, "probe__count", b'{"to": 2, "pause": 0.5}')
-        await bridge.stdin.send(
-            slow + b"".join(call(5, "probe__echo", b'{"text": "quick-%d"}' % n) for n in range(3))
-        )
-        answers = await read_answers(output, 4)
-        assert {answer["id"] for answer in answers} == {5}
-        texts = {answer["result"]["content"][0]["text"] for answer in answers}
-        assert texts == {"counted to 2", "quick-0", "quick-1", "quick-2"}
-
-
-async def test_what_is_not_json_for_every_server_is_refused_and_not_called(
-    shell: Shell, served: Served
-) -> None:
-    async with piped(shell, served.task("find-answer")) as (bridge, output):
-        assert bridge.stdin
-        await bridge.stdin.send(initialize(1) + line({"method": "notifications/initialized"}))
-        await read_answers(output, 1)
-        deep = b"[" * 150 + b"]" * 150
-        values = [b"NaN", b"1e400", b"-Infinity", b'[{"a": Infinity}]', deep]
-        for number, value in enumerate(values, 10):
-            await bridge.stdin.send(call(number, "probe__echo", b'{"text": %b}' % value))
-            (answer,) = await read_answers(output, 1)
-            assert (answer["id"], answer["error"]["code"]) == (number, types.INVALID_PARAMS), value[:20]
-        (episode,) = served.episodes.live
-        assert episode.calls.sent == 0
-        await bridge.stdin.send(call(99, "probe__echo", b'{"text": "after"}'))
-        (answer,) = await read_answers(output, 1)
-        assert answer["result"]["content"][0]["text"] == "after"
 
 
 async def test_the_bridge_ends_while_initialize_has_no_answer(shell: Shell) -> None:
@@ -279,7 +206,8 @@ async def test_the_bridge_ends_while_initialize_has_no_answer(shell: Shell) -> N
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, never_answer)
         url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
-        async with piped(shell, url) as (bridge, _):
+        command = [*COMMAND, "stdio", "--url", url]
+        async with await anyio.open_process(command, env=shell.environment, cwd=shell.folder) as bridge:
             assert bridge.stdin
             await bridge.stdin.send(initialize(1))
             await received.wait()
@@ -305,24 +233,23 @@ async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path)
     assert secret not in (shell.folder / "log").read_text()
 
 
-async def test_a_lobby_session_is_renewed_after_the_server_restarts(shell: Shell, tmp_path: Path) -> None:
-    async with RestartableServer(tmp_path) as server, bridged(shell, "--url", server.url) as lobby:
+async def test_a_lobby_session_that_the_server_forgot_is_renewed_and_a_tasks_session_is_not(
+    shell: Shell, served: Served, tmp_path: Path
+) -> None:
+    async with (
+        serving(tmp_path / "next", provider="host") as following,
+        relayed(served) as (relay, url),
+        bridged(shell, "--url", url) as lobby,
+        bridged(shell, "--url", url, "--task", "find-answer") as task,
+    ):
         assert (await lobby.list_tools()).tools
-        await server.restart()
+        assert (await task.list_tools()).tools
+        relay.port = port_of(following)
+        await relay.cut()
         started = await lobby.call_tool("start_episode", {"task": "find-answer"})
         assert started.structured_content is not None
-
-
-@pytest.mark.long
-async def test_a_tasks_session_is_not_silently_replaced_after_the_server_restarts(
-    shell: Shell, tmp_path: Path
-) -> None:
-    async with RestartableServer(tmp_path) as server:
-        async with bridged(shell, "--url", server.url, "--task", "find-answer") as client:
-            assert (await client.list_tools()).tools
-            await server.restart()
-            with pytest.raises(MCPError, match="ended this session and its episode; start a new one"):
-                await client.call_tool("probe__echo", {"text": ""})
+        with pytest.raises(MCPError, match="ended this session and its episode; start a new one"):
+            await task.call_tool("probe__echo", {"text": ""})
 
 
 @pytest.mark.long
@@ -345,168 +272,54 @@ async def test_the_stream_of_notifications_is_opened_again_however_often_it_brea
             await changed.wait()
 
 
-@pytest.mark.parametrize(
-    ("kind", "era"),
-    [("task", "sessionless"), *(pytest.param("lobby", era, marks=pytest.mark.long) for era in ERAS)],
-)
+@pytest.mark.parametrize("era", ERAS)
 async def test_a_call_is_sent_again_after_its_connection_was_cut_or_refused(
-    kind: str, era: str, shell: Shell, served: Served
+    era: str, shell: Shell, served: Served
 ) -> None:
-    reports: list[float] = []
+    cuts = [True]
 
     async def cut_once(progress: float, total: float | None, message: str | None) -> None:
-        reports.append(progress)
-        if message and cuts.pop(0):
+        if message and cuts:
+            cuts.pop()
             await relay.cut()
 
+    async def listen_later() -> None:
+        await anyio.sleep(1)
+        await relay.listen()
+
     async with relayed(served) as (relay, url), anyio.create_task_group() as tasks:
-        options = ["--task", "find-answer"] if kind == "task" else []
-        async with bridged(shell, "--url", url, *options, era=era) as client:
-            handle: dict[str, Any] = {}
-            if kind == "lobby":
-                started = (
-                    await client.call_tool("start_episode", {"task": "find-answer"})
-                ).structured_content
-                assert started is not None
-                handle = {"episode": started["episode"]}
-
-            async def call(name: str, **arguments: Any) -> Any:
-                tool, params = f"probe__{name}", arguments
-                if kind == "lobby":
-                    tool, params = "call_tool", {**handle, "name": tool, "arguments": arguments}
-                return (await client.call_tool(tool, params, progress_callback=cut_once)).content[0]
-
-            cuts = [True] + 20 * [False]
+        async with bridged(shell, "--url", url, "--task", "find-answer", era=era) as client:
             before = len(relay.operations)
-            assert (await call("count", to=2, pause=0.3)).text == "counted to 2"
+            counting = {"to": 2, "pause": 0.3}
+            counted = await client.call_tool("probe__count", counting, progress_callback=cut_once)
+            assert counted.content == [types.TextContent(text="counted to 2")]
             operations = relay.operations[before:]
             assert len(operations) == 2
             assert len(set(operations)) == 1
             await relay.refuse()
-            tasks.start_soon(listen_later, relay)
-            assert (await call("echo", text="after")).text == "after"
+            tasks.start_soon(listen_later)
+            echoed = await client.call_tool("probe__echo", {"text": "after"})
+            assert echoed.content == [types.TextContent(text="after")]
 
 
-async def listen_later(relay: Any) -> None:
-    await anyio.sleep(1)
-    await relay.listen()
+async def test_an_argument_that_belongs_in_a_header_is_repeated_there(shell: Shell, tmp_path: Path) -> None:
+    suite = str(Path(SUITE).parents[1] / "conformance" / "suite")
+    async with serving(tmp_path / "state", provider="host", suite=(suite,)) as served:
+        async with bridged(shell, "--url", served.task("everything"), era="sessionless") as client:
+            # A server refuses a call that lacks the header.
+            result = await client.call_tool("test_x_mcp_header", {"region": "north"})
+            assert not result.is_error
 
 
-async def test_an_http_error_without_json_reaches_the_client_with_its_text(shell: Shell) -> None:
-    async def refuse(stream: SocketStream) -> None:
-        async with stream:
-            await stream.receive()
-            await stream.send(b"HTTP/1.1 503 Busy\r\ncontent-length: 11\r\n\r\ntry at noon")
-
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        port = listener.extra(SocketAttribute.local_port)
-        async with background_tasks() as tasks:
-            tasks.start_soon(listener.serve, refuse)
-            with connection_fails("HTTP 503: try at noon"):
-                async with bridged(shell, "--url", f"http://127.0.0.1:{port}"):
-                    pass
-
-
-async def ignore(notification: types.JSONRPCNotification, headers: Mapping[str, str]) -> None:
-    """For a `Relay` whose calls are not cancelled."""
-
-
-async def test_a_call_of_a_tool_that_was_not_listed_carries_its_headers_too() -> None:
-    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
-    meta = {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"}
-    params = {"name": "find", "arguments": {"region": "north"}, "_meta": meta}
-    call = types.JSONRPCRequest(jsonrpc="2.0", id=2, method="tools/call", params=params)
-    client, from_client = anyio.create_memory_object_stream[SessionMessage](1)
-    server, from_server = anyio.create_memory_object_stream[SessionMessage](1)
-    to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
-    to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
-    async with client, from_client, server, from_server, to_client, shown, to_server, sent:
-        relay = Relay((from_client, to_client), (from_server, to_server), ignore, anyio.Event())
-        async with background_tasks() as tasks:
-            tasks.start_soon(relay.run_to_client)
-            tasks.start_soon(relay.run_to_server)
-            await client.send(SessionMessage(call))
-            with anyio.fail_after(30):
-                request: Any = (await sent.receive()).message
-                assert (request.method, request.params["_meta"]) == ("tools/list", meta)
-                tools = {"tools": [{"name": "find", "inputSchema": schema}]}
-                answer = types.JSONRPCResponse(jsonrpc="2.0", id=request.id, result=tools)
-                await server.send(SessionMessage(answer))
-                relayed_call = await sent.receive()
-        assert isinstance(relayed_call.metadata, ClientMessageMetadata)
-        assert relayed_call.metadata.headers == {
-            "mcp-protocol-version": "2026-07-28",
-            "mcp-method": "tools/call",
-            "mcp-name": "find",
-            "Mcp-Param-Region": "north",
-        }
-        with pytest.raises(anyio.WouldBlock):
-            shown.receive_nowait()
-
-
-class RestartableServer:
-    """A server that can be stopped and started again at the same address."""
-
-    def __init__(self, folder: Path) -> None:
-        self._settings = read_settings(
-            {"suite": (SUITE,), "provider": "host", "state": folder / "state", "drain_seconds": 5}
-        )
-        self._port = 0
-        self._stack = anyio.create_task_group()
-        self._stop = anyio.Event()
-        self._stopped = anyio.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    async def __aenter__(self) -> RestartableServer:
-        await self._stack.__aenter__()
-        await self._stack.start(self._serve)
-        return self
-
-    async def __aexit__(self, *failure: Any) -> None:
-        self._stop.set()
-        await self._stack.__aexit__(*failure)
-
-    async def restart(self) -> None:
-        self._stop.set()
-        await self._stopped.wait()
-        self._stop, self._stopped = anyio.Event(), anyio.Event()
-        await self._stack.start(self._serve)
-
-    async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        listener = listen("127.0.0.1", self._port)
-        self._port = listener.getsockname()[1]
-        stop, stopped = self._stop, self._stopped
-        async with bootstrap(self._settings) as episodes, background_tasks():
-            ready = task_status.started
-            drain = episodes.shutdown.drain
-            await serve_http(http_app(episodes), listener, drain=drain, on_ready=ready, stop=stop)
-        stopped.set()
-
-
-@pytest.mark.parametrize(
-    ("words", "variables"),
-    [
-        (["--url", "http://127.0.0.1:1"], {}),
-        pytest.param(
-            ["--url=http://127.0.0.1:1"], {"DECATHLON_URL": "http://127.0.0.1:2"}, marks=pytest.mark.long
-        ),
-        pytest.param([], {"DECATHLON_URL": "http://127.0.0.1:1"}, marks=pytest.mark.long),
-    ],
-)
-async def test_the_bridge_runs_without_the_servers_packages(
-    words: list[str], variables: dict[str, str], shell: Shell
-) -> None:
+async def test_the_bridge_runs_without_the_servers_packages(shell: Shell) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('cyclopts', 'yaml', 'docker', 'rich')));"
         "from decathlon_mcp.cli import main; main()"
     )
     done = await anyio.run_process(
-        [sys.executable, "-c", code, "stdio", *words],
+        [sys.executable, "-c", code, "stdio"],
         input=initialize(1),
-        env={**shell.environment, **variables},
+        env={**shell.environment, "DECATHLON_URL": "http://127.0.0.1:1"},
         cwd=shell.folder,
     )
     assert "no server answers at http://127.0.0.1:1/mcp" in json.loads(done.stdout)["error"]["message"]
@@ -516,7 +329,6 @@ async def test_the_bridge_runs_without_the_servers_packages(
     ("url", "task", "expected"),
     [
         ("http://host:1", None, "http://host:1/mcp"),
-        ("http://host:1/", None, "http://host:1/mcp"),
         ("https://host/mcp", "a", "https://host/tasks/a/mcp"),
         ("http://host/tasks/a/mcp?seed=1", None, "http://host/tasks/a/mcp?seed=1"),
         ("http://host/episodes/e/mcp", None, "http://host/episodes/e/mcp"),
@@ -524,12 +336,6 @@ async def test_the_bridge_runs_without_the_servers_packages(
 )
 async def test_address_completes_a_servers_url(url: str, task: str | None, expected: str) -> None:
     assert address(url, task) == expected
-
-
-@pytest.mark.parametrize("url", ["host:8765", "", "ftp://host", "http:///mcp"])
-async def test_address_rejects_other_urls(url: str) -> None:
-    with pytest.raises(ValueError, match="not the address of a server"):
-        address(url)
 
 
 def connection_fails(message: str) -> AbstractContextManager[object]:

@@ -93,16 +93,3 @@ async def test_a_group_is_not_late_for_what_the_trainer_does_between_groups(serv
             if len(faults) == 2:  # one attempt of the other group has begun
                 await anyio.sleep(GROUP_SECONDS + 1)  # its weights are updated
     assert faults == [None] * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group_seconds": 0}, "group_seconds must be more than 0, not 0"),
-        ({"late": "wait"}, "late must be one of truncate, drop, not 'wait'"),
-    ],
-)
-async def test_wrong_options_are_refused(options: dict[str, Any], message: str, served: Served) -> None:
-    async with Decathlon(served.url) as d:
-        with pytest.raises(ValueError, match=message):
-            d.batch([], concurrency=1, **options)

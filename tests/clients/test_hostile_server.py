@@ -20,12 +20,11 @@ EVENT = b": nothing\r\n\r\n"
     ("kind", "encoding", "beginning", "part"),
     [
         (b"application/json", b"", b"", b"[" * len(PART)),
-        (b"text/plain", b"", b"", PART),
         (b"text/event-stream", b"", b"data: ", PART),
         (b"text/event-stream", b"", EVENT * 1000 + b"data: ", PART),
         (b"application/json", b"Content-Encoding: gzip\r\n", gzip.compress(bytes(1 << 20)), b""),
     ],
-    ids=["json", "text", "event", "later event", "compressed"],
+    ids=["json", "event", "later event", "compressed"],
 )
 async def test_a_message_without_end_fails(
     monkeypatch: pytest.MonkeyPatch, kind: bytes, encoding: bytes, beginning: bytes, part: bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 from decathlon_client import (
     Call,
@@ -14,7 +13,6 @@ from decathlon_client import (
     UnknownTaskError,
 )
 
-from decathlon_mcp.episodes.episode import Episode as ServersEpisode
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served
 
@@ -39,12 +37,6 @@ async def test_slots_are_played_one_turn_at_a_time(d: Decathlon) -> None:
         assert [verdict and verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
         assert await eps.evaluate() == verdicts
         assert eps.live == []
-
-
-async def test_every_slot_has_the_labels(served: Served) -> None:
-    labels = {"run": "a", "step": "7"}
-    async with Decathlon(served.url) as d, d.lockstep(["find-answer"] * 2, labels=labels) as eps:
-        assert [dict(served.find(slot.episode.id).spec.labels) for slot in eps] == [labels] * 2
 
 
 async def test_an_episode_that_cannot_be_opened_does_not_affect_the_others(served: Served) -> None:
@@ -77,7 +69,7 @@ async def test_an_episode_that_ends_early_is_its_slots_failure(served: Served) -
         assert eps.live == [kept]
 
 
-async def test_a_models_mistakes_are_error_replies(d: Decathlon) -> None:
+async def test_a_models_mistakes_are_error_replies(served: Served) -> None:
     mistakes: list[Call] = [
         ("probe__eccho", {"text": "hello"}),
         ("probe__refuse", None),
@@ -85,7 +77,7 @@ async def test_a_models_mistakes_are_error_replies(d: Decathlon) -> None:
         ("probe__echo", "[1]"),
         ("evaluate", {}),
     ]
-    async with d.lockstep(["find-answer"]) as eps:
+    async with Decathlon(served.url) as d, d.lockstep(["find-answer"]) as eps:
         (slot,) = eps
         replies = (await eps.call({slot: [*mistakes, ("probe__echo", '{"text": "whole"}')]}))[slot]
         expected = ["probe__echo", "not today", "not JSON", "must be a JSON object", "no tool 'evaluate'"]
@@ -96,25 +88,3 @@ async def test_a_models_mistakes_are_error_replies(d: Decathlon) -> None:
         slow = await eps.call({slot: [("probe__sleep", {"seconds": 100, "note": "late"})]}, timeout=0.3)
         assert slow[slot][0].is_error
         assert slot.is_live
-
-
-async def test_a_slot_past_its_call_limit_is_not_live(d: Decathlon) -> None:
-    async with d.lockstep(["find-answer"], max_calls=1) as eps:
-        echo = ("probe__echo", {"text": ""})
-        await eps.call({eps[0]: [echo, echo]})
-        assert eps.live == []
-
-
-async def test_cancelling_a_lockstep_closes_all_episodes(served: Served) -> None:
-    async with Decathlon(served.url) as d:
-        before = set(served.episodes.live)
-        opened: set[ServersEpisode] = set()
-        with anyio.CancelScope() as scope:
-            async with d.lockstep(["find-answer"] * 2) as eps:
-                assert len(eps.live) == 2
-                opened |= set(served.episodes.live) - before
-                scope.cancel()
-                await anyio.sleep_forever()
-        assert len(opened) == 2
-        for episode in opened:
-            await episode.state.reach(Phase.ENDED)

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from decathlon_client import Decathlon, Episode, RequestError
+from decathlon_client import Decathlon, RequestError
 from decathlon_client.lockstep import Call
 
-from tests.probe.serving import SUITE, Served
+from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
@@ -34,31 +34,21 @@ TOO_DEEP, SURROGATE, DIGITS, FINITE = "128 levels", "surrogate", "4,300 digits",
 UNREADABLE: dict[str, tuple[Any, str]] = {
     "half-an-emoji": ({"text": f"smile {HALF}"}, SURROGATE),
     "half-an-emoji-in-json": ('{"text": "\\ud83d"}', SURROGATE),
-    "half-an-emoji-as-key": ({"text": "x", HALF: 1}, SURROGATE),
     "half-an-emoji-as-nested-key": ({"text": [{"a": {HALF: 1}}]}, SURROGATE),
-    "half-an-emoji-deep": ({"text": {"a": [["\udc00"]]}}, SURROGATE),
-    **{f"{depth}-levels": ({"text": nested(depth)}, TOO_DEEP) for depth in (126, 300, 900, 3_000, 100_000)},
-    **{
-        f"{depth}-levels-in-json": ('{"text": ' + "[" * depth + "]" * depth + "}", TOO_DEEP)
-        for depth in (300, 3_000, 100_000)
-    },
+    **{f"{depth}-levels": ({"text": nested(depth)}, TOO_DEEP) for depth in (126, 900, 100_000)},
+    "100000-levels-in-json": ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", TOO_DEEP),
     "300-brackets": ("[" * 300, "not JSON"),
     "3000-brackets": ("[" * 3_000, TOO_DEEP),
     "a-cycle": (cyclic(), TOO_DEEP),
-    "many-digits": ({"text": 10**4_300}, DIGITS),
-    "many-digits-below-zero": ({"text": [-(10**5_000)]}, DIGITS),
+    "many-digits": ({"text": [-(10**5_000)]}, DIGITS),
     "many-digits-in-json": ('{"text": ' + "9" * 5_000 + "}", DIGITS),
     "nan": ({"text": float("nan")}, FINITE),
-    "nan-in-json": ('{"text": NaN}', FINITE),
-    "infinity-in-json": ('{"text": -Infinity}', FINITE),
     "1e400-in-json": ('{"text": 1e400}', FINITE),
     "a-number-as-key": ({1: "x"}, "a key of an object must be a text"),
     "a-tuple-as-nested-key": ({"text": {(1, 2): "x"}}, "a key of an object must be a text"),
-    "bytes": ({"text": b"x"}, "bytes is not JSON"),
     "a-set": ({"text": {1}}, "set is not JSON"),
     "many-values": ({"text": [0] * 100_001}, "100,000 values"),
     "an-array": ([1], "must be a JSON object"),
-    "an-array-in-json": ("[]", "must be a JSON object"),
 }
 
 
@@ -89,14 +79,6 @@ async def test_what_no_server_can_read_is_a_reply_and_other_calls_go_on(d: Decat
         tasks.cancel_scope.cancel()
 
 
-async def test_a_body_far_over_the_limit_is_a_reply(served: Served) -> None:
-    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
-        for megabytes in (5, 50):
-            reply = await e.act(ECHO, {"text": "x" * (megabytes * 1_000_000)})
-            assert (reply.is_error, "limited to 4 MiB" in reply.text) == (True, True)
-        assert (await e.act(ECHO, {"text": "after"})).text == "after"
-
-
 async def test_slots_and_lobby_survive_what_a_model_writes(d: Decathlon) -> None:
     calls: list[Call] = [(ECHO, arguments) for arguments, _ in UNREADABLE.values()]
     calls.append((f"probe__{HALF}", {}))
@@ -115,27 +97,16 @@ async def test_slots_and_lobby_survive_what_a_model_writes(d: Decathlon) -> None
         assert await d.tasks(prompts=False)
 
 
-async def test_a_player_whose_model_writes_nonsense_has_a_reward(d: Decathlon) -> None:
-    async def player(e: Episode) -> None:
-        for arguments, _ in UNREADABLE.values():
-            await e.act(ECHO, arguments)
+async def test_neither_an_answer_nor_a_note_keeps_an_attempt_from_its_verdict(served: Served) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
         await e.note(f"{HALF} a note")
         await e.act("probe__write", {"path": "answer.txt", "text": "42"})
-        reply = await e.claim_done(f"42 {HALF}")
-        assert reply.is_error
+        assert (await e.claim_done(f"42 {HALF}")).is_error
         assert not e.claimed
-
-    async with d.batch(["find-answer"] * 2, concurrency=2, progress=False) as batch:
-        results = [result async for result in batch.run(player)]
-    assert [result.reward for result in results] == [1.0, 1.0], [result.failure for result in results]
-
-
-@pytest.mark.parametrize("answer", [HALF, "x" * 5_000_000], ids=["half-an-emoji", "5-mb"])
-async def test_an_answer_does_not_keep_an_attempt_from_being_truncated(served: Served, answer: str) -> None:
-    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
-        await e.truncate(answer)
+        await e.truncate("x" * 5_000_000)
         assert e.claimed
-        assert (await e.evaluate()).raw["truncated"] is True
+        verdict = await e.evaluate()
+        assert (verdict.reward, verdict.raw["truncated"]) == (1.0, True)
 
 
 async def test_a_label_that_no_server_can_read_is_refused_and_the_client_works(d: Decathlon) -> None:
@@ -146,19 +117,3 @@ async def test_a_label_that_no_server_can_read_is_refused_and_the_client_works(d
         with pytest.raises(RequestError, match=SURROGATE):
             await e.note("a note", usage={HALF: 1})
         assert (await e.act(ECHO, {"text": "after"})).text == "after"
-
-
-def test_the_synchronous_client_passes_on_deep_arguments(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from decathlon_client import sync
-
-    state = tmp_path_factory.mktemp("state")
-    with (
-        sync.Decathlon.embedded(SUITE, "host", state=state, drain_seconds=5) as d,
-        d.lockstep(["find-answer"]) as eps,
-    ):
-        (slot,) = eps
-        for arguments, expected in UNREADABLE.values():
-            assert expected in slot.episode.act(ECHO, arguments).text
-        replies = eps.call({slot: [(ECHO, arguments) for arguments, _ in UNREADABLE.values()]})
-        assert all(reply.is_error for reply in replies[slot])
-        assert slot.episode.act(ECHO, {"text": "after"}).text == "after"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,16 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 from decathlon_client import ClientError, Decathlon, Episode, EpisodeEndedError, UnknownEpisodeError, sync
-from decathlon_client.notes import Note, notes_of, send_conversation, send_notes, sending_notes
+from decathlon_client.notes import send_conversation, send_notes, sending_notes
 
 from decathlon_mcp.episodes.state import Phase
 from tests.clients.relay import Relay, relayed
 from tests.probe.clients import connected, refused
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
 USAGE = {"input_tokens": 1200, "output_tokens": 80, "cost_usd": 0.0048}
-
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
-        yield served
 
 
 def folder(served: Served, e: Episode) -> Path:
@@ -97,17 +90,6 @@ async def test_notes_in_the_background_keep_their_order_and_their_place(served: 
     assert [(note["text"], note["calls"]) for note in kept] == [(f"turn {n}", n) for n in range(5)]
 
 
-async def test_no_turn_fails_by_a_note(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    async with Decathlon(served.url) as d:
-        async with d.episode("find-answer") as e:
-            pass
-        await served.find(e.id).state.reach(Phase.ENDED)
-        with anyio.fail_after(10):
-            async with sending_notes(e) as sender:
-                sender.add("of an episode that is over")
-    assert f"Notes of episode {e.public_id} are lost" in caplog.text
-
-
 async def test_a_server_that_is_away_delays_grading_by_seconds_only(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,8 +113,10 @@ async def test_a_finished_conversation_is_sent_with_its_places_and_never_raises(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     messages: list[dict[str, Any]] = [
-        {"role": "assistant", "content": "hm", "tool_calls": [{}]},
-        {"role": "assistant", "content": "done"},
+        {"role": "user", "content": "the prompt"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [{}]},
+        {"role": "tool", "content": "a reply"},
+        {"role": "assistant", "content": [{"type": "text", "text": "done"}]},
     ]
     async with Decathlon(served.url) as d:
         async with d.episode("find-answer") as e:
@@ -143,13 +127,3 @@ async def test_a_finished_conversation_is_sent_with_its_places_and_never_raises(
         await send_conversation(e, messages)
     assert [(note["text"], note["calls"]) for note in kept] == [("hm", 0), ("done", 1)]
     assert f"Notes of episode {e.public_id} are lost" in caplog.text
-
-
-def test_a_conversation_has_the_models_texts_with_their_places() -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "the prompt"},
-        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [{}, {}]},
-        {"role": "tool", "content": "a reply"},
-        {"role": "assistant", "content": [{"type": "text", "text": "done"}]},
-    ]
-    assert list(notes_of(messages)) == [Note("hm", "reasoning", calls=0), Note("done", calls=2)]

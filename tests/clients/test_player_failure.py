@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-import anyio.to_thread
 import pytest
 from decathlon_client import Decathlon, Episode, PlayerFailedError, RequestError
-from decathlon_client.sync import Decathlon as SyncDecathlon
 
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.page.access import load_or_create_page_key
-from tests.clients import broken_players
 from tests.page.sites import browser, page_over, sign_in
 from tests.probe.serving import Served, folder_of
 
 pytestmark = pytest.mark.anyio
 
-FILE = "broken_players.py"
+FILE = Path(__file__).name
 
 
-def line_of(text: str) -> int:
-    """The number of the only line of the players that ends so."""
-    lines = Path(__file__).with_name(FILE).read_text("utf-8").splitlines()
-    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith(text)]
-    return number
+async def missing_key(e: Episode) -> None:
+    message: dict[str, Any] = {"content": "no call"}
+    await e.act(message["tool_calls"])
 
 
-KEY_LINE, JSON_LINE = line_of('message["tool_calls"])'), line_of('("no JSON"))')
-MISSING_KEY = f"KeyError: 'tool_calls' ({FILE}:{KEY_LINE})"
+async def without_message(e: Episode) -> None:
+    raise AssertionError
+
+
+async def library(e: Episode) -> None:
+    await e.act(json.loads("no JSON"))
+
+
+async def unknown_tool(e: Episode) -> None:
+    await e.call("probe__no_such_tool")
+
+
+def line_of(player: Callable[[Episode], Awaitable[None]], number: int) -> int:
+    return player.__code__.co_firstlineno + number
+
+
+MISSING_KEY = f"KeyError: 'tool_calls' ({FILE}:{line_of(missing_key, 2)})"
 PLAYERS = {
-    broken_players.missing_key: MISSING_KEY,
-    broken_players.assertion: (
-        f"AssertionError: assert len(e.tools) > 1000 ({FILE}:{line_of('assert len(e.tools) > 1000')})"
-    ),
+    missing_key: MISSING_KEY,
+    without_message: f"AssertionError: raise AssertionError ({FILE}:{line_of(without_message, 1)})",
     # The innermost line is one of the standard library.
-    broken_players.library: (
-        f"JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({FILE}:{JSON_LINE})"
-    ),
-    broken_players.unknown_tool: "UnknownToolError: ",
+    library: f"JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({FILE}:{line_of(library, 1)})",
+    unknown_tool: "UnknownToolError: ",
 }
 
 
@@ -69,32 +77,6 @@ async def test_result_and_log_have_type_message_file_and_line(
     assert str(pickle.loads(pickle.dumps(result.failure))) == str(result.failure)
 
 
-async def test_page_and_commands_say_what_the_player_raised(
-    served: Served, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async with (
-        Decathlon(served.url) as d,
-        d.batch(["find-answer"], concurrency=1, progress=False, run="broken") as batch,
-    ):
-        (result,) = [result async for result in batch.run(broken_players.missing_key)]
-    await said_everywhere(served, capfd, "broken", str(result.episode), f"the player failed: {MISSING_KEY}")
-
-
-async def test_episode_that_is_left_by_an_exception_is_closed_with_it(
-    served: Served, capfd: pytest.CaptureFixture[str]
-) -> None:
-    episodes: list[str] = []
-
-    async def play() -> None:
-        async with Decathlon(served.url) as d, d.episode("find-answer", labels={"run": "left"}) as e:
-            episodes.append(e.public_id)
-            await broken_players.missing_key(e)
-
-    with pytest.raises(KeyError):
-        await play()
-    await said_everywhere(served, capfd, "left", episodes[0], f"the player failed: {MISSING_KEY}")
-
-
 async def test_graded_attempt_whose_player_raises_later_keeps_its_verdict(served: Served) -> None:
     episodes: list[str] = []
 
@@ -111,6 +93,21 @@ async def test_graded_attempt_whose_player_raises_later_keeps_its_verdict(served
     assert (ended.verdict.reward, ended.state.cause) == (0.0, None)
 
 
+async def test_page_and_commands_say_what_the_player_raised(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    episodes: list[str] = []
+
+    async def play() -> None:
+        async with Decathlon(served.url) as d, d.episode("find-answer", labels={"run": "left"}) as e:
+            episodes.append(e.public_id)
+            await missing_key(e)
+
+    with pytest.raises(KeyError):
+        await play()
+    await said_everywhere(served, capfd, "left", episodes[0], f"the player failed: {MISSING_KEY}")
+
+
 async def test_reason_is_bounded_and_has_no_control_characters(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,19 +118,6 @@ async def test_reason_is_bounded_and_has_no_control_characters(
                 await d.call_lobby("close_episode", {**closing, "reason": "x" * 501})
             assert not (await d.call_lobby("close_episode", closing)).is_error
     await said_everywhere(served, capfd, "hostile", e.public_id, "<b>\ufffd[31m red")
-
-
-async def test_synchronous_player_is_described_too(served: Served) -> None:
-    def player(e: object) -> None:
-        raise LookupError("of a thread")
-
-    def play() -> str:
-        with SyncDecathlon(served.url) as d, d.batch(["find-answer"], concurrency=1, progress=False) as batch:
-            (result,) = batch.run(player)
-            return str(result.failure)
-
-    described = await anyio.to_thread.run_sync(play)
-    assert described.startswith(f"LookupError: of a thread ({Path(__file__).name}:")
 
 
 async def said_everywhere(

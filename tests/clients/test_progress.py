@@ -40,22 +40,6 @@ def test_the_rate_is_that_of_the_last_episodes_and_gives_the_time_left() -> None
     assert str(tally).endswith("5 per minute, 2 h 40 min left")
 
 
-def test_a_batch_without_a_length_has_a_rate_and_no_time_left() -> None:
-    now = 0.0
-    pace = Pace(clock=lambda: now)
-    tally = Tally(scored=3)
-    for _ in range(3):
-        now += 8.0
-        pace.note_end()
-    pace.update(tally)
-    assert str(tally).endswith("0 grading, 7.5 per minute")
-
-
-def test_a_server_that_is_away_is_shown_instead_of_the_rate() -> None:
-    tally = Tally(total=9, playing=1, per_minute=3.0, seconds_left=60.0, away_seconds=45.2)
-    assert str(tally).endswith("1 playing, 0 grading, waiting for the server for 45 s")
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from decathlon_client import Decathlon, Episode, Result, UnknownTaskError
+from decathlon_client import Decathlon, Episode, Result
 
 from tests.probe.serving import Served, serving
 
@@ -123,12 +122,6 @@ async def test_the_tools_of_a_task_are_those_of_its_episodes_and_are_opened_once
             assert [tool.raw for tool in e.tools] == [tool.raw for tool in first]
 
 
-async def test_the_tools_of_an_unknown_task_are_refused_with_similar_names(d: Decathlon) -> None:
-    with pytest.raises(UnknownTaskError) as raised:
-        await d.tools("find-answr")
-    assert "find-answer" in raised.value.near
-
-
 HOLDER = """
 import sys
 from decathlon_client.resume import verdict_record
@@ -154,31 +147,6 @@ async def test_a_file_that_another_process_uses_is_refused_and_stays_as_it_is(
         holder.kill()  # its lock ends with it
     results = await _play(served, file, ["find-answer", "say-answer"])
     assert [result.resumed for result in results] == [True, False]
-
-
-async def test_two_batches_of_a_process_cannot_use_one_file_and_a_fork_does_not_keep_it_locked(
-    served: Served, tmp_path: Path
-) -> None:
-    file = tmp_path / "verdicts.jsonl"
-    async with Decathlon(served.url) as d:
-        options: dict[str, Any] = {"concurrency": 1, "progress": False, "resume": file}
-        async with d.batch(["find-answer"], **options):
-            with pytest.raises(ValueError, match="another batch uses this file"):
-                async with d.batch(["say-answer"], **options):
-                    pass
-            reading, writing = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.close(writing)
-                os.read(reading, 1)
-                os._exit(0)
-        try:
-            async with d.batch(["find-answer"], **options) as again:
-                assert again.run_name
-        finally:
-            os.close(writing)
-            os.close(reading)
-            os.waitpid(child, 0)  # noqa: ASYNC222
 
 
 async def test_verdicts_of_another_revision_end_the_batch_with_an_error(

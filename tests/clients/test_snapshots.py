@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from decathlon_client import Decathlon, EpisodeEndedError, NotRunnableError, RequestError, SetUpError
 
@@ -52,6 +51,9 @@ async def test_branches_are_copies_of_the_state_that_was_saved(d: Decathlon, tmp
                 await b.claim_done()
                 verdicts.append(await b.evaluate())
         assert (await e.call("probe__read", {"path": "answer.txt"})).text == "42\n"
+        assert await d.snapshot(e) == 5
+        folder = folder_of(tmp_path, e.public_id) / "snapshots"
+        assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["4", "5"]
         # A claim does not wait for a state that is being saved.
         await e.claim_done()
         whole = await e.evaluate()
@@ -115,42 +117,6 @@ async def test_the_calls_after_the_newest_state_are_made_again(d: Decathlon, tmp
     with pytest.raises(SetUpError, match=r"call 1 \(probe__shell\) .* identifier: "):
         async with d.branch(e.id, at=1):
             pass
-
-
-async def test_a_state_is_saved_between_calls_and_within_bounds(d: Decathlon, tmp_path: Path) -> None:
-    async with d.episode("find-answer") as e:
-        await e.call("probe__read", {"path": "."})
-        order: list[str] = []
-
-        async def call(command: str) -> None:
-            order.append((await e.call("probe__shell", {"command": command})).text.strip())
-
-        async def save() -> None:
-            order.append(f"saved {await d.snapshot(e)}")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call, "sleep 1; echo first")
-            while not lines(tmp_path, e.public_id, "call")[1:]:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-            tasks.start_soon(save)
-            while not order:
-                await anyio.sleep(0.2)
-                # What comes while the state waits for the first call, or is saved, waits too.
-                tasks.start_soon(call, "echo later >> later.txt; wc -l < later.txt")
-        assert order[0] == "first"
-        assert "saved 2" in order
-        async with d.branch(e, at=2) as b:
-            assert (await b.call("probe__shell", {"command": "ls later.txt 2>&1 || true"})).text.strip() == (
-                "ls: cannot access 'later.txt': No such file or directory"
-            )
-        folder = folder_of(tmp_path, e.public_id) / "snapshots"
-        for number in range(3):
-            await e.call("probe__shell", {"command": f"echo {number}"})
-            await d.snapshot(e)
-        names = sorted(int(path.name) for path in folder.iterdir() if path.is_dir())
-        assert len(names) == 2
-        assert names[-1] == len(lines(tmp_path, e.public_id, "call"))
-        assert folder.stat().st_mode & 0o077 == 0
 
 
 async def test_where_states_cannot_be_saved_that_is_said(tmp_path: Path) -> None:

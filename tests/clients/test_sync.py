@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 import subprocess
 import sys
@@ -10,9 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import decathlon_client
 import pytest
-from decathlon_client import ConnectionLostError, SetUpError, UnknownToolError, sync
+from decathlon_client import UnknownToolError
 from decathlon_client.sync import Decathlon, Episode
 
 from tests.clients.stubs import STUB, stub
@@ -40,16 +38,6 @@ def test_the_stub_matches_the_asynchronous_classes() -> None:
     assert STUB.read_text("utf-8") == stub(), "generate it again: python -m tests.clients.stubs"
 
 
-@pytest.mark.parametrize("name", ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"])
-def test_every_method_exists_with_its_docstring(name: str) -> None:
-    made: type = getattr(sync, name)
-    original: type = getattr(decathlon_client, name)
-    for method, member in vars(original).items():
-        if not method.startswith("_") and inspect.isfunction(member):
-            assert getattr(made, method).__doc__ == member.__doc__
-            assert not inspect.iscoroutinefunction(getattr(made, method))
-
-
 def test_an_episode_is_played_to_its_reward(d: Decathlon) -> None:
     assert "find-answer" in {task.id for task in d.tasks(prompts=False)}
     reports: list[float] = []
@@ -70,35 +58,11 @@ def test_an_episode_is_played_to_its_reward(d: Decathlon) -> None:
     assert reports == [1, 2, 3]
 
 
-def test_episodes_are_played_in_lockstep(d: Decathlon) -> None:
-    with d.lockstep(["find-answer", "failing-preprocess"], tries=1) as eps:
-        ready, failed = eps
-        assert eps[0] is ready
-        assert len(eps) == 2
-        assert isinstance(failed.failure, SetUpError)
-        replies = eps.call({ready: [("probe__write", {"path": "answer.txt", "text": "42"})]})
-        assert not replies[ready][0].is_error
-        assert eps.live == [ready]
-        assert [verdict and verdict.reward for verdict in eps.evaluate()] == [1.0, None]
-
-
 def test_a_batch_is_played_by_a_plain_function(d: Decathlon) -> None:
     with d.batch(["find-answer"] * 3, concurrency=2, progress=False) as batch:
         results = list(batch.run(solve))
         assert batch.tally.scored == 3
     assert [(result.reward, result.played) for result in results] == [(1.0, "find-answer")] * 3
-
-
-def test_a_batch_may_be_left_early(d: Decathlon) -> None:
-    with d.batch(["find-answer"] * 9, concurrency=2, progress=False) as batch:
-        for result in batch.run(solve):
-            assert result.reward == 1.0
-            break
-
-
-def test_an_unreachable_server_is_reported_and_leaves_no_thread() -> None:
-    with pytest.raises(ConnectionLostError), Decathlon("http://127.0.0.1:9"):
-        pass
 
 
 def test_ctrl_c_ends_a_batch_soon(tmp_path: Path) -> None:
@@ -124,20 +88,6 @@ def test_a_client_that_is_not_open_says_so() -> None:
     ):
         with pytest.raises(RuntimeError, match="use it in `with`"):
             use()
-
-
-def test_a_client_that_is_closed_says_so(tmp_path: Path) -> None:
-    with Decathlon.embedded(SUITE, "host", state=tmp_path, drain_seconds=5) as d:
-        with pytest.raises(RuntimeError, match="open already"):
-            d.__enter__()
-        with d.episode("find-answer") as e:
-            pass
-        with d.lockstep(["find-answer"]) as eps:
-            (slot,) = eps
-    for use in (d.tasks, lambda: e.call("probe__echo"), eps.evaluate):
-        with pytest.raises(RuntimeError, match=r"not open|closed"):
-            use()
-    assert slot.index == 0
 
 
 FORKED = """

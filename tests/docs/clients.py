@@ -222,27 +222,18 @@ async def _start(d: Decathlon) -> str:
     return str(started["episode"])
 
 
-async def test_inspector_gets_the_reward(served: Served, tmp_path: Path) -> None:
-    _add_npx(tmp_path)
-    await _run_shell_program(served, "The Inspector", tmp_path, tmp_path)
-
-
 @pytest.mark.timeout(INSTALL_SECONDS * 2)
-async def test_mcp_cli_gets_the_reward(served: Served, tmp_path: Path) -> None:
-    python = await _python_with(tmp_path, "mcp-cli")
-    await _run_shell_program(served, "mcp-cli", python.parent, tmp_path)
-
-
-async def test_shell_gets_the_reward(served: Served, tmp_path: Path) -> None:
-    await _run_shell_program(served, "A shell", Path(sys.executable).parent, tmp_path)
-
-
-async def _run_shell_program(served: Served, heading: str, programs: Path, folder: Path) -> None:
-    """Run a bash program of the page with the folder `programs` first on the PATH."""
+@pytest.mark.parametrize("heading", ["The Inspector", "mcp-cli", "A shell"])
+async def test_shell_program_gets_the_reward(heading: str, served: Served, tmp_path: Path) -> None:
+    """With the folder of its program first on the PATH."""
+    programs, path = Path(sys.executable).parent, os.environ["PATH"]
+    if heading == "The Inspector":
+        _add_npx(tmp_path)
+        programs, path = tmp_path, node_environment()["PATH"]
+    elif heading == "mcp-cli":
+        programs = (await _python_with(tmp_path, "mcp-cli")).parent
     before = _count_sandboxes(served)
-    path = node_environment()["PATH"] if heading == "The Inspector" else os.environ["PATH"]
-    environment = {"PATH": f"{programs}:{path}"}
-    program = block(PAGE, heading, "bash")
-    output = await run(program, ["bash"], url=served.url, folder=folder, environment=environment)
+    program, environment = block(PAGE, heading, "bash"), {"PATH": f"{programs}:{path}"}
+    output = await run(program, ["bash"], url=served.url, folder=tmp_path, environment=environment)
     assert re.search(r'"reward": 1\b|Reward 1\.0', output)
     assert _count_sandboxes(served) == before + 1

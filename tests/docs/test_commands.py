@@ -30,33 +30,20 @@ TEST_NAMES = (
     "require_mitmproxy",
 )
 """Of variables that the tests read."""
-OTHER_PROGRAMS = {
-    *("--rounds", "--servers", "--settle", "--serve", "--warm-up"),  # of `benchmarks`
-    *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
-    *("--epochs", "--epochs-reducer", "--fail-on-error", "--log-dir", "--max-samples", "--message-limit"),
-    "--resume",  # of vf-eval
-    *(
-        "--all",
-        "--filter",
-        "--forest",
-        "--pid",
-        "--target",
-        "--rm",
-        "--sizes",
-        "--solver",
-        "--time-limit",
-        "--tools",
-    ),
-    "--custom-generate-function-path",
-    *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory", "--isolated", "--draw"),
-    "--tasks",
-    *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
-    *("--build-arg", "--detach", "--device", "--file", "--format", "--group-add", "--name", "--publish"),
-    *("--cpus", "--memory", "--pids-limit", "--privileged", "--security-opt", "--tag", "--volume"),
-    *("--privileged", "--rootless", "--write"),
-    *("--agent", "--jobs-dir", "--model", "--path", "--yes"),
-    *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
-}
+OTHER_PROGRAMS = set(
+    re.findall(
+        r"--\S+",
+        """
+        --rounds --servers --settle --serve --warm-up --cli --header --tool-arg --transport --silent --epochs
+        --epochs-reducer --fail-on-error --log-dir --max-samples --message-limit --resume --all --filter --forest --pid
+        --target --rm --sizes --solver --time-limit --tools --custom-generate-function-path --cn_mode --env
+        --internal --add-mcp --prefix --directory --isolated --draw --tasks --no-config --userns-remap --user
+        --scope --resources --build-arg --detach --device --file --format --group-add --name --publish --cpus
+        --memory --pids-limit --privileged --security-opt --tag --volume --rootless --write --agent --jobs-dir
+        --model --path --yes --agent_workspace --launch_time --res_log_file --groundtruth_workspace
+        """,
+    )
+)
 """Options of other programs, among them a task's own scripts."""
 OTHER_ERRORS = {"CancelledError", "KeyError", "RuntimeError", "ToolError", "ValueError"}
 """Exceptions of other libraries."""

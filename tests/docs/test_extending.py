@@ -63,7 +63,6 @@ def test_the_plug_in_writes_a_line_for_a_claimed_attempt(tmp_path: Path) -> None
     install(tmp_path / "project", site)
     (tmp_path / "decathlon.toml").write_text(f'attempt_log = "{log}"\n')
     command = ["-m", "decathlon_mcp.cli"]
-    assert "--attempt-log" in run([*command, "serve", "--help-all"], site, tmp_path)
     run([*command, "play", "tune-reactor", "--script", ORACLE], site, tmp_path)
     assert re.fullmatch(r"[0-9a-f]{16} tune-reactor\n", run([*command, "attempts", log], site, tmp_path))
 

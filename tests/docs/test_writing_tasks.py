@@ -45,50 +45,46 @@ def _tree(text: str) -> Iterator[Path]:
             yield Path("".join(folder for _, folder in folders[1:]), name)
 
 
-def test_example_suite_file_and_rubric_load(tmp_path: Path) -> None:
-    task = tmp_path / "tasks" / "mine" / "my-task"
-    _write(tmp_path / "suite.yaml", block(PAGE, "suite.yaml", "yaml").text)
-    server, config = block(PAGE, "A task", "yaml").text, block(PAGE, "A task", "json").text
+def _task(suite: Path) -> Path:
+    """A task with the page's configuration, without its server, and an empty evaluator."""
+    task = suite / "tasks" / "mine" / "my-task"
     # The server `shop` of the example needs a credential.
-    _write(tmp_path / "configs" / "mcp_servers" / "files.yaml", server.replace("name: shop", "name: files"))
+    server, config = block(PAGE, "A task", "yaml").text, block(PAGE, "A task", "json").text
+    _write(suite / "configs" / "mcp_servers" / "files.yaml", server.replace("name: shop", "name: files"))
     _write(task / "task_config.json", config.replace('"shop"', '"files"'))
     _write(task / "docs" / "task.md", "Do it.")
     _write(task / "evaluation" / "main.py", "")
     _write(task / "evaluation" / "evaluator.py", block("docs/rewards.md", "Dense rewards", "python").text)
+    return task
+
+
+def test_example_suite_file_and_rubric_load(tmp_path: Path) -> None:
+    task = _task(tmp_path)
+    _write(tmp_path / "suite.yaml", block(PAGE, "suite.yaml", "yaml").text)
     _write(task / "evaluation" / "rubric.yaml", block(PAGE, "rubric.yaml", "yaml").text)
     suite = load_suite(tmp_path)
-    assert suite.name == "my-suite"
-    assert suite.profile.image == "my-image:latest"
+    assert (suite.name, suite.profile.image) == ("my-suite", "my-image:latest")
     loaded = suite.task("my-task")
     assert Catalogue([suite]).missing_sentences(suite, loaded) == []
-    assert loaded.splits == ("train",)
-    assert loaded.deadlines.preprocess_seconds == 30
+    assert (loaded.splits, loaded.deadlines.preprocess_seconds) == (("train",), 30)
     rubric = load_rubric(suite, loaded)
     assert rubric is not None
     assert rubric.weights == {"paper_downloaded": 0.5, "correct_paper": 1.0, "calls < 20": 0.1}
 
 
-def test_example_rubric_of_the_rewards_page_loads(tmp_path: Path) -> None:
-    task = tmp_path / "tasks" / "mine" / "my-task"
-    _write(task / "task_config.json", block(PAGE, "A task", "json").text)
-    _write(task / "evaluation" / "evaluator.py", block("docs/rewards.md", "Dense rewards", "python").text)
+def test_example_rubrics_of_the_rewards_page_load(tmp_path: Path) -> None:
+    task = _task(tmp_path)
     _write(task / "rubric.yaml", block("docs/rewards.md", "Weights", "yaml").text)
-    _write(task / "docs" / "task.md", "Do it.")
-    _write(task / "evaluation" / "main.py", "")
     suite = load_suite(tmp_path)
     rubric = load_rubric(suite, suite.tasks["my-task"])
     assert rubric is not None
-    metrics = {"paper_downloaded": 1.0, "correct_paper": 0.5, "calls": 7.0}
-    assert rubric.reward(metrics) == 0.5 + 0.5 + 0.1
-
-
-def test_an_evaluator_that_just_returns_a_dict_needs_no_rubric(tmp_path: Path) -> None:
-    task = tmp_path / "tasks" / "mine" / "my-task"
-    _write(task / "task_config.json", block(PAGE, "A task", "json").text)
+    assert rubric.reward({"paper_downloaded": 1.0, "correct_paper": 0.5, "calls": 7.0}) == 0.5 + 0.5 + 0.1
+    # An evaluator that just returns a dict needs none.
+    for name in ("rubric.yaml", "evaluation/evaluator.py"):
+        (task / name).unlink()
     for text in (block(PAGE, "rubric.yaml", "python"), block("docs/rewards.md", "Parameters", "python")):
         _write(task / "evaluation" / "main.py", text.text)
         suite = load_suite(tmp_path)
         rubric = load_rubric(suite, suite.tasks["my-task"])
         assert rubric is not None
-        assert rubric.decides
-        assert len(rubric.returned or ()) == 2
+        assert (rubric.decides, len(rubric.returned or ())) == (True, 2)

@@ -28,6 +28,7 @@ async def call_server(
     request_id: int | None = None,
     on_outcome: Callable[[Any], object] = ignore,
     on_notification: Callable[[Notification], object] = ignore,
+    truncation: Any = None,
 ) -> Reply:
     """Call a tool of a server, and return its reply. `on_outcome` is called where that is read.
 
@@ -41,7 +42,9 @@ async def call_server(
         ended.set()
 
     number = driver.new_request_id() if request_id is None else request_id
-    driver.call(number, server, params, truncation=None, on_outcome=end, on_notification=on_notification)
+    driver.call(
+        number, server, params, truncation=truncation, on_outcome=end, on_notification=on_notification
+    )
     try:
         await ended.wait()
     finally:
@@ -54,27 +57,11 @@ async def call_server(
 async def call_tool(session: ToolSession, route: ToolRoute, params: CallParams) -> Reply:
     """Call a tool of an episode, and start its server before."""
     await session.starts.ensure(route.server)
-    ended, outcomes = anyio.Event(), list[Reply | DecathlonError | None]()
-
-    def end(outcome: Reply | DecathlonError | None) -> None:
-        outcomes.append(outcome)
-        ended.set()
-
-    number = session.driver.new_request_id()
+    truncation = session.truncation_for(route)
     try:
-        session.driver.call(
-            number,
-            route.server,
-            params.for_tool(route.tool),
-            truncation=session.truncation_for(route),
-            on_outcome=end,
-            on_notification=ignore,
+        return await call_server(
+            session.driver, route.server, params.for_tool(route.tool), truncation=truncation
         )
-        await ended.wait()
-        if isinstance(outcome := outcomes[0], Reply):
-            return outcome
-        if isinstance(outcome, DriverError):
-            session.starts.note_failure(route.server, outcome)
-        raise outcome or await session.driver.closed_error()
-    finally:
-        session.driver.cancel(number)
+    except DriverError as error:
+        session.starts.note_failure(route.server, error)
+        raise

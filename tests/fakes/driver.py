@@ -25,7 +25,6 @@ from tests.fakes.driver_end import DriverEnd
 from tests.fakes.tree import Tree
 
 Json = dict[str, Any]
-_OVERLONG_BYTES = wire.MAX_RESPONSE_BYTES + (1 << 20)
 
 
 class ProcessExit(Exception):  # noqa: N818  (like SystemExit: an event, not an error of the code that raises it)
@@ -50,8 +49,6 @@ class Faults:
     """The first process ends with exit code 137 when this method is requested."""
     silent_on: str | None = None
     """Requests of this method get no response."""
-    overlong_on: str | None = None
-    """Requests of this method get a response that exceeds the maximum length of a line."""
     garbage: bool = False
     """The driver sends lines that are not messages before every message."""
     servers_that_fail: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -243,8 +240,6 @@ class FakeDriver:
                 del self._requests[request_id]
         if self._frozen and method == wire.CALL and "error" in reply:
             reply = {"error": {"code": wire.FROZEN, "message": "frozen"}}
-        if method == self._faults.overlong_on:
-            reply = {"result": "x" * _OVERLONG_BYTES}
         overlong = {}
         if method == wire.CALL and "result" in reply:
             reply, overlong = self._limited(params, reply["result"])

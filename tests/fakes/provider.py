@@ -197,11 +197,6 @@ class FakeSandbox:
         self.container.exit = exit_
 
     @property
-    def failed_removals(self) -> int:
-        """Number of attempts to remove it that failed."""
-        return self.container.failed_removals
-
-    @property
     def root(self) -> PurePosixPath:
         return self.spec.root
 

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 from decathlon_client import Decathlon, Episode, Verdict
 
-from examples.learn.plot import Line, plot, smoothed
-
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "learn"
 TIMES = ("2026-01-01T00:00:00+00:00", "2027-05-06T07:08:00+00:00")
@@ -60,14 +58,11 @@ async def graded(d: Decathlon, task: str, launch_time: str, *, solves: bool) -> 
 async def test_a_solution_earns_everything_an_empty_attempt_nothing_and_launch_times_differ(
     d: Decathlon, task: str
 ) -> None:
-    listed = set[str]()
-    for launch_time in TIMES:
-        seen, solved = await graded(d, task, launch_time, solves=True)
-        again, empty = await graded(d, task, launch_time, solves=False)
-        assert seen == again
-        listed.add(seen)
-        assert (solved.reward, solved.success, empty.reward, empty.success) == (1.0, True, 0.0, False)
-    assert len(listed) == len(TIMES)
+    seen, solved = await graded(d, task, TIMES[0], solves=True)
+    again, empty = await graded(d, task, TIMES[0], solves=False)
+    assert (solved.reward, solved.success, empty.reward, empty.success) == (1.0, True, 0.0, False)
+    async with d.episode(task, launch_time=TIMES[1]) as e:
+        assert seen == again != (await e.call(f"{WASTE[task][0].split('__')[0]}__list")).text
 
 
 async def test_part_of_a_solution_earns_a_part_and_mistakes_cost(d: Decathlon) -> None:
@@ -82,24 +77,6 @@ async def test_part_of_a_solution_earns_a_part_and_mistakes_cost(d: Decathlon) -
         assert [each and each.reward for each in [*halves, await e.evaluate()]] == [0.5, 0.25]
 
 
-def test_the_committed_figures_show_that_training_helps_and_that_shuffled_rewards_do_not() -> None:
-    results = json.loads((EXAMPLE / "results.json").read_text())
-    gains = {name: gain(run) for name, run in results["runs"].items()}
-    seeds = [value for name, value in gains.items() if name.startswith("seed-")]
-    assert min(seeds) > 0.2
-    assert gains["shuffled"] < min(seeds) / 2
-
-
-def gain(run: dict[str, Any]) -> float:
-    """Mean reward at launch times that were not trained on, after less before."""
-    means = {
-        when: sum(task["reward"] for task in run["held_out"][when].values()) / len(run["held_out"][when])
-        for when in ("before", "after")
-    }
-    return means["after"] - means["before"]
-
-
-@pytest.mark.slow
 def test_two_steps_of_the_training_leave_a_curve(tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
@@ -115,11 +92,3 @@ def test_two_steps_of_the_training_leave_a_curve(tmp_path: Path) -> None:
     assert max(record["prompt_tokens"].values()) <= 300
     assert (tmp_path / "ci.svg").read_text().startswith("<svg")
     assert len((tmp_path / "ci.verdicts.jsonl").read_text().splitlines()) == 16
-
-
-def test_the_plot_has_a_line_and_a_name_for_each_training() -> None:
-    drawn = plot("Reward", [Line("a < b", [0.0, 0.5, 1.0], [0.1, 0.1, 0.1]), Line("flat", [0.1, 0.1, 0.1])])
-    assert drawn.count("<polyline") == 2
-    assert drawn.count("<polygon") == 1
-    assert "a &lt; b" in drawn
-    assert smoothed([0, 1, 2], 2) == [0, 0.5, 1.5]

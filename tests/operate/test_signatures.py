@@ -57,18 +57,6 @@ def test_verdict_signed_by_an_earlier_release_still_verifies() -> None:
     check(Signer(FIXED_KEY).public, verdict)
 
 
-def test_signature_does_not_depend_on_who_computes_the_canonical_form() -> None:
-    verdict = json.loads(FIXED_VERDICT.read_text("utf-8"))
-    signature = verdict.pop("signature")
-    # Not validated: this release writes no numbers as large as those in the file.
-    assert (
-        Signer(FIXED_KEY)
-        .sign(Verdict.model_construct(**verdict | {"refused": tuple(verdict["refused"])}))
-        .to_json()["signature"]
-        == signature
-    )
-
-
 def test_verdict_rewritten_by_another_language_verifies(signer: Signer) -> None:
     """JavaScript writes 1.0 as 1, and parsers may reorder keys."""
     verdict = signer.sign(scored(metrics={"tiny": 1e-7, "huge": 2.0**53 - 1, "half": 0.5})).to_json()
@@ -101,39 +89,11 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        float("nan"),
-        float("-inf"),
-        2**53,
-        -(2**53),
-        10**400,
-        "\ud800",
-        {"\udc00": 1},
-        {1: 1},
-        b"",
-        {1},
-        nested(100_000),
-    ],
-    ids=[
-        "nan",
-        "inf",
-        "2**53",
-        "-2**53",
-        "10**400",
-        "surrogate",
-        "surrogate-key",
-        "int-key",
-        "bytes",
-        "set",
-        "deep",
-    ],
-)
-def test_value_without_a_canonical_form_is_rejected(signer: Signer, value: Any) -> None:
-    verdict = {**signer.sign(scored()).to_json(), "detail": value}
-    with pytest.raises(BadSignatureError, match="changed, or the signature is forged"):
-        check(signer.public, verdict)
+def test_value_without_a_canonical_form_is_rejected(signer: Signer) -> None:
+    for value in (float("nan"), 2**53, 10**400, "\ud800", {"\udc00": 1}, {1: 1}, b"", nested(100_000)):
+        verdict = {**signer.sign(scored()).to_json(), "detail": value}
+        with pytest.raises(BadSignatureError, match="changed, or the signature is forged"):
+            check(signer.public, verdict)
 
 
 def test_error_distinguishes_another_key_from_a_forged_signature(signer: Signer, tmp_path: Path) -> None:
@@ -146,12 +106,28 @@ def test_error_distinguishes_another_key_from_a_forged_signature(signer: Signer,
         check(signer.public, verdict)
 
 
-@pytest.mark.parametrize("value", ["", "AAAA", "not base64", None, 7])
-def test_malformed_signature_is_rejected(signer: Signer, value: Any) -> None:
+def test_signature_of_another_form_is_rejected(signer: Signer) -> None:
     verdict = signer.sign(scored()).to_json()
-    verdict["signature"]["value"] = value
-    with pytest.raises(BadSignatureError):
-        check(signer.public, verdict)
+    right = dict(verdict["signature"])
+    text = right["value"]
+    # Base64 of 64 bytes ends with four bits that decoders ignore.
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    neighbour = f"{text[:-3]}{alphabet[alphabet.index(text[-3]) ^ 1]}=="
+    # RFC 8032, 5.1.7: the scalar must be less than the order of the group.
+    value = b64decode(text)
+    scalar = int.from_bytes(value[32:], "little") + 2**252 + 27742317777372353535851937790883648493
+    second = b64encode(value[:32] + scalar.to_bytes(32, "little")).decode()
+    forms: list[tuple[str, Any]] = [
+        *(("value", wrong) for wrong in ("", "AAAA", "not base64", None, 7, [text], f"{text}\n")),
+        *(("value", neighbour), ("value", second)),
+        *(("algorithm", "HS256"), ("algorithm", ["Ed25519"]), ("key", None), ("key", 1)),
+    ]
+    for name, wrong in forms:
+        verdict["signature"] = {**right, name: wrong}
+        with pytest.raises(BadSignatureError):
+            check(signer.public, verdict)
+    verdict["signature"] = right
+    check(signer.public, verdict)
 
 
 def test_member_added_to_the_signature_is_rejected(signer: Signer) -> None:
@@ -160,45 +136,6 @@ def test_member_added_to_the_signature_is_rejected(signer: Signer) -> None:
     verdict["signature"]["reward"] = 2.0
     with pytest.raises(BadSignatureError, match="has unsigned members: reward"):
         check(signer.public, verdict)
-
-
-def test_signature_has_one_text(signer: Signer) -> None:
-    """Base64 of 64 bytes ends with four bits that decoders ignore."""
-    verdict = signer.sign(scored()).to_json()
-    text = verdict["signature"]["value"]
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    neighbour = alphabet[alphabet.index(text[-3]) ^ 1]
-    for other in (f"{text[:-3]}{neighbour}==", f"{text}\n", [text], text.encode()):
-        verdict["signature"]["value"] = other
-        with pytest.raises(BadSignatureError):
-            check(signer.public, verdict)
-
-
-def test_second_form_of_the_same_signature_is_rejected(signer: Signer) -> None:
-    """RFC 8032, 5.1.7: the scalar must be less than the order of the group."""
-    verdict = signer.sign(scored()).to_json()
-    value = b64decode(verdict["signature"]["value"])
-    order = 2**252 + 27742317777372353535851937790883648493
-    scalar = int.from_bytes(value[32:], "little") + order
-    verdict["signature"]["value"] = b64encode(value[:32] + scalar.to_bytes(32, "little")).decode()
-    with pytest.raises(BadSignatureError):
-        check(signer.public, verdict)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("algorithm", "ed25519"), ("algorithm", "HS256"), ("algorithm", ["Ed25519"]), ("key", None), ("key", 1)],
-)
-def test_other_algorithm_or_key_is_rejected(signer: Signer, name: str, value: Any) -> None:
-    verdict = signer.sign(scored()).to_json()
-    verdict["signature"][name] = value
-    with pytest.raises(BadSignatureError):
-        check(signer.public, verdict)
-
-
-def test_second_signature_replaces_the_first(signer: Signer) -> None:
-    once = signer.sign(scored())
-    assert signer.sign(once) == once
 
 
 def test_public_key_is_read_from_every_encoding(signer: Signer) -> None:
@@ -210,23 +147,9 @@ def test_public_key_is_read_from_every_encoding(signer: Signer) -> None:
         assert read_key(text.encode()) == signer.public
 
 
-def test_published_key_has_algorithm_id_and_base64() -> None:
-    published = Signer(FIXED_KEY).public.to_json()
-    assert published == {
-        "algorithm": "Ed25519",
-        "id": "56475aa75463474c",
-        "key": b64encode(FIXED_KEY.public_key().public_bytes_raw()).decode(),
-    }
-    assert len(b64decode(published["key"])) == 32
-
-
-@pytest.mark.parametrize("text", ["", "zz", "{", "{}", "[]", "AAAA", "-----BEGIN PUBLIC KEY-----", "é" * 44])
-def test_anything_else_is_no_public_key(text: str) -> None:
-    with pytest.raises(ValueError, match="not an Ed25519 public key"):
-        read_key(text.encode())
-
-
-def test_private_key_is_not_accepted_as_a_public_key() -> None:
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with pytest.raises(ValueError, match="not an Ed25519 public key"):
-        read_key(pem)
+def test_anything_else_is_no_public_key() -> None:
+    private = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    others = [text.encode() for text in ("", "{", "[]", "AAAA", "-----BEGIN PUBLIC KEY-----", "é" * 44)]
+    for other in (*others, private):
+        with pytest.raises(ValueError, match="not an Ed25519 public key"):
+            read_key(other)

@@ -6,9 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
-from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +54,10 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def add_a_file(folder: Path) -> None:
+    (folder / "dist" / "notes.txt").touch()
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout at the tag, after the step `Build`."""
@@ -94,7 +96,7 @@ def test_what_is_built_passes_the_check(built: Path) -> None:
             "server.json's --from has version 0.0.9",
         ),
         (replace("CHANGELOG.md", f"## {__version__}", "## Soon"), TAG, "CHANGELOG.md has no heading"),
-        (replace("server.json", "io.github.", "io.gitlab."), TAG, "does not have `mcp-name: io.gitlab."),
+        (add_a_file, TAG, "one wheel and one source archive"),
     ],
 )
 def test_a_release_that_does_not_fit_is_refused(
@@ -108,36 +110,9 @@ def test_a_release_that_does_not_fit_is_refused(
     assert message in done.stderr
 
 
-def test_anything_else_in_the_folder_is_refused(built: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "checkout"
-    shutil.copytree(built, folder)
-    (folder / "dist" / "notes.txt").write_text("")
-    done = run_step("Check", folder)
-    assert done.returncode == 1
-    assert "one wheel and one source archive" in done.stderr
-
-
-def test_the_packages_page_has_no_relative_link(built: Path) -> None:
-    (wheel,) = (built / "dist").glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
-        metadata = Parser().parsestr(archive.read(name).decode())
-    homepage = "https://github.com/decathlon-mcp/decathlon-mcp"
-    text = str(metadata.get_payload())
-    assert f"({homepage}/blob/{TAG}/docs/quickstart.md)" in text
-    assert f"({homepage}/raw/{TAG}/docs/images/demo.svg)" in text
-    assert "](docs/" not in text
-    assert f"Homepage, {homepage}" in metadata.get_all("Project-URL", [])
-    assert metadata["Author"]
-    classifiers = metadata.get_all("Classifier", [])
-    for minor in range(11, 15):
-        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
-
-
 def test_the_steps_follow_each_other_and_need_no_secret() -> None:
     text = WORKFLOW.read_text("utf-8")
     assert "secrets." not in text
-    assert "password" not in text
     jobs: Any = yaml.safe_load(text)["jobs"]
     assert [(name, job.get("needs")) for name, job in jobs.items()] == [
         ("build", None),

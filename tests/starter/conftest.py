@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import anyio
 import pytest
@@ -51,10 +50,3 @@ def lay_out(tmp_path: Path) -> LayOut:
 @pytest.fixture(scope="session")
 def solved(tmp_path_factory: pytest.TempPathFactory) -> Solved:
     return Solved(tmp_path_factory.mktemp("solved"))
-
-
-@pytest.fixture
-async def right(request: pytest.FixtureRequest, solved: Solved, tmp_path: Path) -> Bench:
-    """A correct attempt at the test module's TASK, for the test to change."""
-    task: str = cast("Any", request).module.TASK
-    return await solved(task, tmp_path / "episode")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -59,33 +60,20 @@ async def test_a_cancelled_run_leaves_no_file_and_the_next_run_works(lab: Server
     assert not (lab.workspace / "runs" / "off.csv").exists()
 
 
-async def test_the_same_settings_give_the_same_course(lab: Server) -> None:
-    async with anyio.create_task_group() as tasks:
-        for name in ("one", "two"):
-            tasks.start_soon(lab.call, "run_simulation", {"name": name, "temperature": 71, "catalyst": 2.5})
-    runs = lab.workspace / "runs"
-    assert (runs / "one.csv").read_text() == (runs / "two.csv").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"name": "../../out", "temperature": 60, "catalyst": 4}, "name"),
-        ({"name": "hot", "temperature": 300, "catalyst": 4}, "temperature"),
-        ({"name": "odd", "temperature": 60, "catalyst": 4.2}, "catalyst"),
-    ],
-)
-async def test_settings_that_the_reactor_does_not_have_are_refused(
-    lab: Server, arguments: dict[str, object], reason: str
+async def test_settings_that_the_reactor_does_not_have_and_names_that_are_taken_are_refused(
+    lab: Server,
 ) -> None:
-    assert reason in await lab.call_error("run_simulation", **arguments)
-
-
-async def test_a_name_cannot_be_reused(lab: Server) -> None:
+    right: dict[str, object] = {"name": "free", "temperature": 60, "catalyst": 4}
+    for field, value in (("name", "../../out"), ("temperature", 300), ("catalyst", 4.2)):
+        assert field in await lab.call_error("run_simulation", **{**right, field: value})
     (lab.workspace / "runs").mkdir(exist_ok=True)
     (lab.workspace / "runs" / "taken.csv").touch()
-    assert "already" in await lab.call_error("run_simulation", name="taken", temperature=60, catalyst=4)
-
-
-async def test_the_reactor_is_described(lab: Server) -> None:
+    assert "already" in await lab.call_error("run_simulation", **{**right, "name": "taken"})
     assert "50 to 95" in await lab.call_ok("describe_reactor")
+
+
+async def test_the_meter_of_instruments_always_fails(tmp_path: Path) -> None:
+    async with serving("instruments", tmp_path) as instruments:
+        assert "E41" in await instruments.call_error("measure_moisture", sample="K1")
+        assert await instruments.call_ok("weigh", sample="nothing") == "0.14 g"
+        assert "there are K1 to K4" in await instruments.call_error("weigh", sample="K5")

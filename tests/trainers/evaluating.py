@@ -15,11 +15,9 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import anyio.to_thread
-import httpx2
 import pytest
 from decathlon_client.script import Step
 from decathlon_client.testing import bundled_task, scripted_model
@@ -41,7 +38,6 @@ from decathlon_mcp.types import JsonObject, public_id
 from tests.docs import snippets
 from tests.docs.pages import REPOSITORY, block
 from tests.docs.snippets import run
-from tests.page.sites import browser, page_over, sign_in
 from tests.probe.serving import Served, serving
 from tests.trainers.trainers import PROGRAMS, install
 
@@ -201,11 +197,6 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     values = metrics(log)
     assert values["lost", None, "count"] == 1
     assert values["success_of_all", None, "mean"] == pytest.approx(2 / 6)
-    assert values["reward", None, "mean"] > 0.39
-    # Not defined for the task with a lost epoch.
-    assert values["success", "pass_at_3", "mean"] == 0
-    assert values["success", "mean", "mean"] == 0.5
-    assert not [key for key in values if key[0] == "reward" and key[1] is not None]
     (lost,) = [sample for sample in log["samples"] if sample["error"]]
     assert lost["id"] == "explain-outage"
     value, reason, details = lost["scores"]["success"]
@@ -213,12 +204,6 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     assert reason
     assert details["episode"] == lost["metadata"]["episode"]
     assert lost["scores"]["lost"][0] == 1
-    played = next(sample for sample in log["samples"] if not sample["error"])
-    assert played["scores"]["reward"][2]["episode"] == played["metadata"]["episode"]
-    assert played["metadata"]["suite"] == "starter"
-    assert played["metadata"]["splits"] == ["test"]
-    assert played["metadata"]["needs"]
-    assert "suite_revision" in played["metadata"]
 
     await run_retry(model, programs, tmp_path)
     log, retried = await read_logs(programs, tmp_path / "logs")
@@ -242,7 +227,6 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     assert times == {arguments["launch_time"]}
     await assert_no_handle_in(tmp_path / "logs", served, programs)
 
-    await assert_page_shows(served, arguments["run"], lost["metadata"]["episode"])
     shown = await decathlon(
         programs, "runs", arguments["run"], "--leaderboard", "--split", "test", state=served.state
     )
@@ -264,44 +248,8 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     frame = json.loads(frames.stdout)
     assert {row["uuid"] for row in frame["samples"]} == {episode.public_id for episode in episodes}
     assert [row["uuid"] for row in frame["samples"] if row["error"]] == [lost["metadata"]["episode"]]
-    assert sum(row["score_success"] or 0 for row in frame["samples"]) == 3
-    assert frame["frame"] == frame["messages"]
-    roles = {role for messages in frame["frame"].values() for _, role, _ in messages}
-    assert roles == {"system", "user", "assistant", "tool"}
     calls = sum(episode.calls or 0 for episode in episodes)
     assert (frame["tool events"], frame["tool calls"]) == (calls, calls)
-    assert frame["model events"] > calls
-    await assert_inspect_shows(programs, min(out.glob("*.eval")))
-
-
-async def assert_inspect_shows(programs: Path, file: Path) -> None:
-    """`inspect log dump` and the server of `inspect view` read a log."""
-    dumped = await anyio.run_process(
-        [str(programs / "inspect"), "log", "dump", str(file)], env={**os.environ, "PYTHONPATH": ""}
-    )
-    log = json.loads(dumped.stdout)
-    assert log["status"] == "success"
-    assert {event["event"] for sample in log["samples"] for event in sample["events"]} == {"model", "tool"}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    async with await anyio.open_process(
-        [str(programs / "inspect"), "view", "start", "--log-dir", str(file.parent), "--port", str(port)],
-        env={**os.environ, "PYTHONPATH": ""},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as view:
-        try:
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-                with anyio.fail_after(120):
-                    while True:
-                        with suppress(httpx2.TransportError):
-                            shown = await client.get("/api/log-files")
-                            break
-                        assert view.returncode is None
-                        await anyio.sleep(0.2)
-            assert file.name in shown.text
-        finally:
-            view.terminate()
 
 
 async def run_retry(model: Model, programs: Path, folder: Path) -> None:
@@ -317,14 +265,6 @@ async def run_retry(model: Model, programs: Path, folder: Path) -> None:
     assert process.returncode == 0, process.stdout.decode()
 
 
-async def assert_page_shows(served: Served, run: str, lost: str) -> None:
-    async with browser(page_over(served.state)) as client:
-        await sign_in(client, (served.state / "page-key").read_text().strip())
-        page = (await client.get(f"/runs/{run}")).text
-        assert "find-rate-regression" in page
-        assert f"/e/{lost}" in page
-
-
 async def decathlon(programs: Path, *words: str, state: Path) -> str:
     process = await anyio.run_process(
         [str(programs / "decathlon-mcp"), *words, "--state", str(state)],
@@ -335,7 +275,7 @@ async def decathlon(programs: Path, *words: str, state: Path) -> str:
     return process.stdout.decode()
 
 
-async def test_limits_of_messages_and_time_truncate_the_attempt_and_it_is_graded(
+async def test_a_limit_of_messages_truncates_the_attempt_and_it_is_graded(
     served: Served, model: Model, programs: Path, tmp_path: Path
 ) -> None:
     await run_page("Limits", model, programs, tmp_path)
@@ -343,17 +283,6 @@ async def test_limits_of_messages_and_time_truncate_the_attempt_and_it_is_graded
     (sample,) = log["samples"]
     assert (log["status"], sample["error"], sample["limit"]) == ("success", None, "message")
     assert sample["scores"]["reward"][2]["truncated"] is True
-
-    model.hang = "tune-reactor"
-    status, output = await evaluate(
-        model, programs, tmp_path, "-T", "tasks=tune-reactor,audit-expenses", "--time-limit", "15"
-    )
-    assert status == 0, output
-    (log,) = await read_logs(programs, tmp_path / "logs")
-    limited = {sample["id"]: sample for sample in log["samples"]}["tune-reactor"]
-    assert (log["status"], limited["error"], limited["limit"]) == ("success", None, "time")
-    assert limited["scores"]["reward"][2]["truncated"] is True
-    assert limited["scores"]["lost"][0] == 0
     assert served.episodes.live == []
 
 
@@ -405,20 +334,12 @@ async def test_tasks_that_cannot_be_played_are_named_or_skipped(
     assert [sample["id"] for sample in log["samples"]] == ["tune-reactor"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["-T", "agent=react"],
-        ["--solver", "generate"],
-        ["--solver", "careful.py@careful"],
-    ],
-    ids=["agent", "solver", "agent of one's own"],
-)
-async def test_any_agent_of_inspect_plays_and_gets_a_verdict(
-    options: list[str], served: Served, model: Model, programs: Path, tmp_path: Path
+async def test_an_agent_of_ones_own_plays_and_gets_a_verdict(
+    served: Served, model: Model, programs: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "careful.py").write_text(block(PAGE, "Agents of your own", "python").text)
-    status, output = await evaluate(model, programs, tmp_path, "-T", "tasks=tune-reactor", *options)
+    options = ("-T", "tasks=tune-reactor", "--solver", "careful.py@careful")
+    status, output = await evaluate(model, programs, tmp_path, *options)
     assert status == 0, output
     (log,) = await read_logs(programs, tmp_path / "logs")
     assert metrics(log)["success_of_all", None, "mean"] == 1

@@ -36,6 +36,7 @@ async def test_the_plain_loop_plays_any_task_with_any_endpoint(served: Served, t
     assert served.episodes.live == []
 
 
+@pytest.mark.long
 async def test_a_rollout_needs_no_server_started_by_hand(tmp_path: Path) -> None:
     program = block("docs/verifiers.md", "A rollout of your own", "python")
     with oracles() as url:
@@ -51,12 +52,13 @@ async def test_a_rollout_needs_no_server_started_by_hand(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("heading", "last_line"),
     [
-        pytest.param("Groups and pass@k", "1.0", marks=pytest.mark.long),
-        pytest.param("In lockstep", "[1.0, 1.0]", marks=pytest.mark.long),
-        pytest.param("In the hooks of a framework", "1.0", marks=pytest.mark.long),
-        pytest.param("Without an event loop", "[1.0, 1.0]", marks=pytest.mark.long),
+        ("Groups and pass@k", "1.0"),
+        ("In lockstep", "[1.0, 1.0]"),
+        ("In the hooks of a framework", "1.0"),
+        ("Without an event loop", "[1.0, 1.0]"),
     ],
 )
+@pytest.mark.long
 async def test_programs_of_the_page_print_the_expected_rewards(
     heading: str, last_line: str, served: Served, tmp_path: Path
 ) -> None:

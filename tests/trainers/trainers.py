@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -142,12 +143,6 @@ async def test_verifiers_other_harnesses_play_at_the_episodes_address(
     assert "toolathlon_claim_done" in text
     assert "toolathlon_evaluate" not in text
     assert served.episodes.live == []
-    result = await anyio.run_process(
-        [str(programs / "python"), str(PROGRAMS / "verifiers_harness.py"), served.url],
-        env={**os.environ, **path},
-    )
-    assert result.stdout.decode().splitlines() == ["no MCP, no rollout", "no harness, no reward"]
-    assert served.episodes.live == []
 
 
 async def test_the_hubs_package_is_complete_and_found_by_verifiers(
@@ -168,18 +163,6 @@ async def test_the_hubs_package_is_complete_and_found_by_verifiers(
     assert served.episodes.live == []
 
 
-async def test_openai_agents_program_gets_the_expected_rewards(
-    served: Served, model: dict[str, str], folder: Path
-) -> None:
-    programs = await install(folder, f"{REPOSITORY}[openai-agents]")
-    before = episodes_of(served)
-    program = block(PAGE, "openai-agents", "python")
-    output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
-    assert sorted(output.splitlines()) == ["audit-expenses 1.0 8", "tune-reactor 1.0 6"]
-    assert served.episodes.live == []
-    assert_thoughts_stand_before_calls(episodes_of(served) - before)
-
-
 async def test_inspect_ai_command_gets_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path
 ) -> None:
@@ -195,31 +178,6 @@ async def test_inspect_ai_command_gets_the_expected_rewards(
     assert (log["status"], len(log["samples"])) == ("success", 4)
     assert ["reward", None, "mean", 1.0] in log["results"]
     assert log["samples"][0]["scores"]["reward"][2]["status"] == "scored"
-    assert served.episodes.live == []
-    assert_thoughts_stand_before_calls(episodes_of(served) - before)
-
-
-async def test_trl_program_gets_the_expected_rewards(
-    served: Served, model: dict[str, str], folder: Path
-) -> None:
-    programs = await install(folder, f"{REPOSITORY}[trl]", "openai")
-    before = episodes_of(served)
-    program = block(PAGE, "TRL", "python")
-    command = [programs / "python", PROGRAMS / "trl_training.py"]
-    output = await run(program, command, url=served.url, folder=folder, environment=model)
-    assert output.splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
-    assert served.episodes.live == []
-    assert_thoughts_stand_before_calls(episodes_of(served) - before)
-
-
-async def test_openenv_program_gets_the_expected_rewards(
-    served: Served, model: dict[str, str], folder: Path
-) -> None:
-    programs = await install(folder, f"{REPOSITORY}[openenv]", "openai")
-    before = episodes_of(served)
-    program = block(PAGE, "openenv", "python")
-    output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
-    assert output.splitlines()[-1] == "[1.0, 1.0]"
     assert served.episodes.live == []
     assert_thoughts_stand_before_calls(episodes_of(served) - before)
 
@@ -246,56 +204,79 @@ async def test_nemo_gym_commands_get_the_expected_rewards(
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().splitlines() == [
         "truncated 0.0",
-        "the same verdict",
         "no verdict, no reward",
         "no session, no reward",
-        "no such task, no session",
         "abandoned, closed",
     ]
     assert served.episodes.live == []
 
 
-async def test_art_program_gets_the_expected_rewards(
-    served: Served, model: dict[str, str], folder: Path, python_3_12: str
+@dataclass(frozen=True)
+class Case:
+    """A program of the page, and what it prints. `driver`: the program that runs it as its trainer does."""
+
+    heading: str
+    packages: tuple[str, ...]
+    output: tuple[str, ...]
+    driver: str = ""
+    sends_notes: bool = False
+    needs_3_12: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+VERL = ("verl", "cachetools", "fastapi", "uvicorn", "openai")  # some are undeclared
+CASES = (
+    Case(
+        "openai-agents",
+        (f"{REPOSITORY}[openai-agents]",),
+        ("audit-expenses 1.0 8", "tune-reactor 1.0 6"),
+        sends_notes=True,
+    ),
+    Case(
+        "TRL",
+        (f"{REPOSITORY}[trl]", "openai"),
+        ("audit-expenses 1.0, tune-reactor 1.0",),
+        "trl_training.py",
+        sends_notes=True,
+    ),
+    Case("openenv", (f"{REPOSITORY}[openenv]", "openai"), ("[1.0, 1.0]",), sends_notes=True),
+    Case(
+        "ART",
+        (str(REPOSITORY), "openpipe-art"),
+        ("audit-expenses [1.0, 1.0]", "tune-reactor [1.0, 1.0]"),
+        needs_3_12=True,
+    ),
+    Case(
+        "SkyRL-gym",
+        (str(REPOSITORY), "skyrl-gym", "openai"),
+        ("[(1.0, 6), (1.0, 8), (0.0, 2)]", "no task, no reward"),
+        "skyrl_rollouts.py",
+    ),
+    Case(
+        "Atropos",
+        (str(REPOSITORY), "atroposlib"),
+        ("[1.0, 1.0] [128, 128]", "[1.0, 1.0] [128, 128]"),
+        "atropos_groups.py",
+        variables=(("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "1"),),
+    ),
+    Case("verl", (str(REPOSITORY), *VERL), ("[1.0, 1.0, 0.0]", "no task, no reward"), "verl_rollouts.py"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.heading for case in CASES])
+async def test_a_trainers_program_gets_the_expected_rewards(
+    case: Case, served: Served, model: dict[str, str], folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    programs = await install(folder, str(REPOSITORY), "openpipe-art", python=python_3_12)
-    program = block(PAGE, "ART", "python")
-    output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
-    assert sorted(output.splitlines()) == ["audit-expenses [1.0, 1.0]", "tune-reactor [1.0, 1.0]"]
+    python = request.getfixturevalue("python_3_12") if case.needs_3_12 else sys.executable
+    programs = await install(folder, *case.packages, python=python)
+    before = episodes_of(served)
+    command = [programs / "python", *([PROGRAMS / case.driver] if case.driver else [])]
+    environment = {**model, **dict(case.variables)}
+    output = await run(
+        block(PAGE, case.heading, "python"), command, url=served.url, folder=folder, environment=environment
+    )
+    lines = [line for line in output.splitlines() if line.startswith(tuple(case.output))]
+    assert sorted(lines) == sorted(case.output)
     assert served.episodes.live == []
-
-
-async def test_skyrl_environments_get_the_expected_rewards(
-    served: Served, model: dict[str, str], folder: Path
-) -> None:
-    programs = await install(folder, str(REPOSITORY), "skyrl-gym", "openai")
-    program = block(PAGE, "SkyRL-gym", "python")
-    command = [programs / "python", PROGRAMS / "skyrl_rollouts.py"]
-    output = await run(program, command, url=served.url, folder=folder, environment=model)
-    assert output.splitlines() == ["[(1.0, 6), (1.0, 8), (0.0, 2)]", "no task, no reward"]
-    assert served.episodes.live == []
-
-
-async def test_atropos_environment_gets_the_expected_rewards(
-    served: Served, model: dict[str, str], folder: Path
-) -> None:
-    programs = await install(folder, str(REPOSITORY), "atroposlib")
-    program = block(PAGE, "Atropos", "python")
-    command = [programs / "python", PROGRAMS / "atropos_groups.py"]
-    placeholders = {**model, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"}
-    output = await run(program, command, url=served.url, folder=folder, environment=placeholders)
-    groups = [line for line in output.splitlines() if line.startswith("[1.0")]
-    assert groups == ["[1.0, 1.0] [128, 128]"] * 2
-    assert served.episodes.live == []
-
-
-async def test_verl_agent_loop_gets_the_expected_rewards(
-    served: Served, model: dict[str, str], folder: Path
-) -> None:
-    undeclared = ("cachetools", "fastapi", "uvicorn")
-    programs = await install(folder, str(REPOSITORY), "verl", *undeclared, "openai")
-    program = block(PAGE, "verl", "python")
-    command = [programs / "python", PROGRAMS / "verl_rollouts.py"]
-    output = await run(program, command, url=served.url, folder=folder, environment=model)
-    assert output.splitlines() == ["[1.0, 1.0, 0.0]", "no task, no reward"]
-    assert served.episodes.live == []
+    if case.sends_notes:
+        assert_thoughts_stand_before_calls(episodes_of(served) - before)

@@ -11,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.arxiv.arxiv_server import Handler, Paper
+from tests.arxiv.arxiv_server import NAMES, Handler, Paper
 from tests.arxiv.authority import Authority
-from tests.arxiv.container import NAMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """A separate database for every episode, as toolathlon_gym's tasks need.
 
-`pytest tools/fidelity/gym_database.py -s` builds an image from a small dump, which takes a minute, so it is
-not collected by default. Requires a Docker engine, the tests' image and Debian's registry. Prints the time of
-a database's start.
+`pytest tools/fidelity/gym_database.py` builds an image from a small dump, which takes a minute, so it is
+not collected by default. Requires a Docker engine, the tests' image and Debian's registry.
 """
 
 from __future__ import annotations
@@ -10,11 +9,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -162,18 +158,3 @@ async def test_a_lost_database_gives_no_reward(served: Served, docker_engine: An
         await episode.state.reach(Phase.ENDED)
     assert episode.verdict is not None
     assert (episode.verdict.status, episode.verdict.reward) == ("sandbox_lost", None)
-
-
-async def test_start_up_time_is_measured_with_and_without_a_database(served: Served) -> None:
-    """Print the seconds until the first reply of the task's server, with and without a database."""
-    seconds: dict[str, list[float]] = {"find-answer": [], "ordering": []}
-    for _ in range(5):
-        for task, measurements in seconds.items():
-            started = time.perf_counter()
-            async with playing(served, task, "task") as player:
-                await player.text("probe__echo", text="ready")
-                measurements.append(time.perf_counter() - started)
-    without_database, with_database = (median(measurements) for measurements in seconds.values())
-    sys.stdout.write(
-        f"\nwithout a database {without_database:.2f} s, with one {with_database:.2f} s (median of 5)\n"
-    )

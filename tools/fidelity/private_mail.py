@@ -1,8 +1,7 @@
 """A mail server for every episode, as Toolathlon's mail tasks need.
 
 `pytest tools/fidelity/private_mail.py` builds the image of images/mail, which takes a minute, so it is not
-collected by default. Requires a Docker engine, the tests' image and Debian's registry. `-s` prints the cost
-of a mail server.
+collected by default. Requires a Docker engine, the tests' image and Debian's registry.
 """
 
 from __future__ import annotations
@@ -10,11 +9,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import anyio
@@ -157,16 +153,3 @@ async def test_nothing_is_left_of_a_closed_episode(served: Served, docker_engine
     with anyio.fail_after(30):
         while containers(docker_engine, episode.spec.public_id):  # noqa: ASYNC110
             await anyio.sleep(0.05)
-
-
-async def test_start_up_time_is_measured_with_and_without_a_mail_server(served: Served) -> None:
-    """Print the seconds until the first reply of the task's server, with and without a mail server."""
-    seconds: dict[str, list[float]] = {"find-answer": [], "mailing": []}
-    for _ in range(5):
-        for task, measurements in seconds.items():
-            started = time.perf_counter()
-            async with playing(served, task, "task") as player:
-                await player.text("probe__echo", text="ready")
-                measurements.append(time.perf_counter() - started)
-    without, with_mail = (median(measurements) for measurements in seconds.values())
-    sys.stdout.write(f"\nwithout mail {without:.2f} s, with it {with_mail:.2f} s (median of 5)\n")

@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from tests.arxiv.arxiv_server import Handler
-from tests.arxiv.container import NAMES
+from tests.arxiv.arxiv_server import NAMES, Handler
 from tests.probe.clients import Player
 from tests.web.sites import sites
 from tools.fidelity.calls import Solution, call, write_texts

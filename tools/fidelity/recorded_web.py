@@ -24,8 +24,7 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.plugins.web.recording import FOLDER, Recording, find_recordings
-from tests.arxiv.arxiv_server import Handler
-from tests.arxiv.container import NAMES
+from tests.arxiv.arxiv_server import NAMES, Handler
 from tests.probe.clients import Player, playing
 from tests.probe.serving import Served, serving
 from tests.web.sites import Sites, sites

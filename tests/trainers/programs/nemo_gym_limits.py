@@ -69,24 +69,17 @@ def main(url: str) -> None:
     server = resources_server(url)
     with Decathlon(url) as d, TestClient(server.setup_webserver()) as client:
         seed(client, server)
-        failed = client.post("/files__no_such_tool", json={})
-        assert (failed.status_code, "no_such_tool" in failed.text) == (422, True), failed.text
-        first, second = (client.post("/verify", json=STOPPED).json() for _ in range(2))
-        if first["verdict"]["truncated"] and first["task"] == "tune-reactor":
-            print("truncated", first["reward"])  # noqa: T201
-        if first["verdict"] == second["verdict"]:
-            print("the same verdict")  # noqa: T201
+        verified = client.post("/verify", json=STOPPED).json()
+        if verified["verdict"]["truncated"] and verified["task"] == "tune-reactor":
+            print("truncated", verified["reward"])  # noqa: T201
 
         d.call_lobby("close_episode", {"episode": seed(client, server)})
         if has_no_reward(client.post("/verify", json=STOPPED)):
             print("no verdict, no reward")  # noqa: T201
 
         stranger = TestClient(client.app)
-        assert stranger.post("/files__read_file", json={}).status_code == 409
         if has_no_reward(stranger.post("/verify", json=STOPPED)):
             print("no session, no reward")  # noqa: T201
-        if client.post("/seed_session", json=ROW | {"task": "no-such-task"}).status_code == 500:
-            print("no such task, no session")  # noqa: T201
 
     server = resources_server(url, idle_seconds=0)
     with Decathlon(url) as d, TestClient(server.setup_webserver()) as client:
