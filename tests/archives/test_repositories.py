@@ -306,24 +306,6 @@ def test_files_of_that_name_elsewhere_are_unchanged(workspace: Path, tmp_path: P
     assert (workspace / "hooks/run.sh").stat().st_mode & 0o111
 
 
-def test_alternates_that_lead_out_are_removed(workspace: Path, tmp_path: Path) -> None:
-    library, other = repository(workspace / "library"), repository(workspace / "other")
-    alternates = library / ".git/objects/info/alternates"
-    lines = (
-        "../../../other/.git/objects",
-        "../../../../tasks/objects",
-        str(other / ".git/objects"),
-        "/episode/tasks/objects",
-        f"{workspace}/../tasks",
-        "",
-    )
-    alternates.write_text("\n".join(lines))
-    reports = cleaned(workspace, tmp_path / "before")
-    # A relative path becomes an absolute one, as it could be reached through a link to its folder.
-    assert alternates.read_text() == f"{other}/.git/objects\n{other}/.git/objects\n"
-    assert reports == ["library/.git/objects/info/alternates: removed a path that leads out"]
-
-
 def test_large_configurations_are_emptied(workspace: Path, tmp_path: Path) -> None:
     folder = repository(workspace / "library")
     with (folder / ".git/config").open("a") as file:
