@@ -1,6 +1,6 @@
 """Packs the folder of a sandbox, whose processes may have filled it with anything, within named limits.
 
-The walk holds one folder's listing open and reads it entry by entry; it never has a list of names. What it
+The walk keeps one folder's listing open and reads it entry by entry; it never has a list of names. What it
 keeps is counted in bytes before it is kept:
 
     names of folders that are still to be entered     `MAX_PENDING_BYTES`      8 MiB
@@ -157,7 +157,7 @@ class _Subfolders:
 
 
 class _Walk:
-    """Yields the entries of a folder, each folder's together and before those of its subfolders."""
+    """Yields the entries of a folder, each folder's together and before its subfolders' entries."""
 
     def __init__(self, cursor: FolderCursor, start: Parts) -> None:
         self._cursor = cursor

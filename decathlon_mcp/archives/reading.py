@@ -70,7 +70,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `name` and `link` (target of a link) are UTF-8; other bytes are surrogate escapes. `size` is the length of
     the body in bytes, `mtime` whole seconds since 1970. `name_unreadable`: the member has an extended header
-    above the limits, so `name` and `link` are not its real ones.
+    above the limits, so its real `name` and `link` are unknown.
     """
 
     name: str
