@@ -221,7 +221,7 @@ def read_result(data: bytes) -> ToolResult:
         pass  # it has a fault, or members that decoding does not look at
     else:
         if len(data) > MAX_NODES:
-            # What is no payload has at most one node for each byte. The second length is that of its JSON.
+            # Outside of payloads there is at most one node for each byte. The second length is the JSON's.
             payloads = [getattr(item, "text", "") or getattr(item, "data", "") for item in result.content]
             if all(len(data) - sum(map(length, payloads)) > MAX_NODES for length in (len, _encoded_length)):
                 check_json(data)

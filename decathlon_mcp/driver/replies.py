@@ -105,8 +105,8 @@ class Reply(msgspec.Struct, frozen=True):
         except msgspec.ValidationError:
             data = repaired_result(data)
             result = read_result(data)
-        # Members are written again one by one, because of duplicates: parsers differ in which of them they
-        # read, and the one that was not looked at could have keys of this server.
+        # Members are written again one by one, because of duplicates: parsers differ in which duplicate they
+        # read, and an unchecked duplicate could have keys of this server.
         members, meta = _decode_members(data), result.meta
         if result.has_metas:
             items = [_without_own_keys(item) for item in _decode_items(members["content"])]
@@ -245,7 +245,7 @@ def without_own(meta: JsonObject) -> JsonObject:
 
 
 def _without_own_keys(item: Raw) -> dict[str, Raw]:
-    """The members of a content item, or of the resource in it, written again as those of a result are."""
+    """The members of a content item, or of the resource in it, written again as a result's members are."""
     members: dict[str, Raw] = _decode_members(item)
     if (resource := members.get("resource")) is not None and bytes(resource).startswith(b"{"):
         members["resource"] = Raw(as_json_with_raw(_without_own_keys(resource)))

@@ -63,8 +63,8 @@ class ReconnectPolicy:
     """How a link continues after the loss of a stream or of a server process.
 
     `seconds`: how long the driver waits for a server, and a server for a new stream; with 0, the end of the
-    stream is the end. `generation`: higher than that of every server process before, from 1. To a driver, a
-    copy of its sandbox that is opened is another server process.
+    stream is the end. `generation`: higher than every earlier server process's, from 1. To a driver, a copy
+    of its sandbox that is opened is another server process.
     """
 
     seconds: int = 0
