@@ -79,7 +79,7 @@ class Swept(Event, frozen=True):
 
 
 class ResponseOver(Event, frozen=True):
-    """An HTTP response is over. The bytes are those of the bodies, of requests only at MCP addresses."""
+    """An HTTP response is over. Bytes are counted in bodies; in requests' bodies only at MCP addresses."""
 
     status: int
     request_bytes: int = 0

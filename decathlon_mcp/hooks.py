@@ -75,8 +75,8 @@ class Plugin:
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state
     folder, tokens, host names and public URL."""
     routes: Sequence[str] = ()
-    """Functions that make a route of `serve` (Starlette's `Route`, whose name says what it is) from its
-    registry, tokens, `BodyReader`, public URL and, by name, whether it `has_page`."""
+    """Functions that make a route of `serve` (Starlette's `Route`, with a name) from its registry, tokens,
+    `BodyReader`, public URL and, by name, whether it `has_page`."""
     lobby_tools: Sequence[str] = ()
     """Tools of the lobby, classes of `protocol.lobby_tools.LobbyTool`. One with the name of another tool is a
     subclass of it, with more arguments, and stands in its place."""
@@ -95,7 +95,7 @@ class Plugin:
     """A function that makes the `catalogue.pass_rates.LiveRates` of a server, of its store."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
-    sandbox factories; None without any. The first is around those that follow."""
+    sandbox factories; None without any. The first is around all others."""
     profiles: Sequence[str] = ()
     """Packages with a folder `profiles`: `NAME.yaml` is the profile of a kind of suites, and
     `splits/NAME.yaml`, which need not be there, lists its splits."""
@@ -118,9 +118,9 @@ CORE = Plugin(
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """The core's own parts and all plug-ins, those of this package first.
+    """The core's own parts and all plug-ins, this package's first.
 
-    Raises SettingsError for one that is broken.
+    Raises SettingsError for a broken plug-in.
     """
     found = {plugin.name: plugin for plugin in (CORE, *_built_in())}
     for entry_point in entry_points(group=GROUP):

@@ -22,7 +22,7 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.types import as_object
 
 MAX_NAME_CHARACTERS = 200
-"""No name here is longer. Longer ones are not repeated in messages."""
+"""Length of the longest name here. Messages do not repeat longer names."""
 MAX_SIMILAR_CHARACTERS = 100
 MAX_CANDIDATES = 600
 """More than a suite has tasks. An agent may have named 2,000 tools, and call one that there is not again and
@@ -82,8 +82,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 def similar(name: str, candidates: Iterable[str], *, count: int, cutoff: float = 0.6) -> list[str]:
     """At most `count` candidates that resemble the name, best first; none for a long name.
 
-    Long candidates, and those after the first MAX_CANDIDATES, are passed over. `cutoff`: least similarity, 0
-    to 1, as in `difflib`.
+    Long candidates, and candidates after the first MAX_CANDIDATES, are passed over. `cutoff`: least
+    similarity, 0 to 1, as in `difflib`.
     """
     if len(name) > MAX_SIMILAR_CHARACTERS:
         return []
@@ -120,7 +120,7 @@ def find_problems(
 ) -> list[Problem]:
     """The problems of a value that was validated, at least one; fields that do not exist come first.
 
-    `schema` has the names of the valid fields, for suggestions; `more_names` are further ones.
+    `schema` has the names of the valid fields, for suggestions; `more_names` are further names.
     """
     names = {*more_names, *_field_names(schema)}
     messages: dict[Path, list[str]] = {}
@@ -132,7 +132,7 @@ def find_problems(
         if detail["type"] in _UNKNOWN:
             message = f"there is no such field{did_you_mean(str(path[-1]), names)}"
         messages.setdefault(path, []).append(message)
-    # Of a union, pydantic reports every member. The one that fits best has its problem further inside.
+    # Of a union, pydantic reports every member. The best fitting member has its problem furthest inside.
     inner = [
         path
         for path in messages

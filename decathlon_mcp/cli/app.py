@@ -311,7 +311,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _warn_of_unknown_variables(words: Sequence[str]) -> None:
-    """Name the variables on stderr that are probably misspelt; `doctor` names all unknown ones."""
+    """Name the variables on stderr that are probably misspelt; `doctor` names all unknown variables."""
     if not words or words[0].startswith("-") or words[0] == "doctor":
         return
     # Others may belong to another program, and a log that is read by a program should have no such line.
