@@ -351,7 +351,7 @@ class KnownCalls:
         self._by_key: dict[str, tuple[int, str]] = {}
         self.running: dict[int, Call] = {}
         """The calls without a reply so far, by their numbers."""
-        # Calls of sessions whose response was not handed over; ended ones without params and outcome.
+        # Calls of sessions whose response was not handed over; ended calls without params and outcome.
         self._lost: dict[int, Call] = {}
         self._ended: anyio.Event | None = None
         """Set by the next end of a call, if something waits for it."""

@@ -280,7 +280,7 @@ class SandboxRecords:
                 provider=provider.name,
                 isolation=provider.isolation,
                 wire_version=wire.VERSION,
-                # The whole of it, 2 KB: a state that is saved after a restart says what it is a state of.
+                # The whole of it, 2 KB: a state that is saved after a restart names its sandbox.
                 spec=_SANDBOX.dump_python(spec, mode="json") | {"kernel": kernel_of(provider)},
             )
             self._store.save(row)

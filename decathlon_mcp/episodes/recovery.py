@@ -68,7 +68,7 @@ class Recovery:
         done: an episode that had been continued would end with this server.
         """
         store = self.registry.store
-        # Those that an earlier `serve` left, except episodes that wait for another provider.
+        # Rows of an earlier `serve`, except episodes that wait for another provider.
         others = self.lock.others()
         unfinished = [] if store is None else store.unfinished_episodes()
         rows = [row for row in unfinished if row.server not in others]
@@ -122,7 +122,7 @@ class Recovery:
                 await self._sweep_without_episode()
 
     async def _sweep_without_episode(self) -> None:
-        """Remove the sandboxes of this server and the dead ones that no episode has."""
+        """Remove the sandboxes of this server and of dead servers that no episode has."""
         store = self.registry.store
         rows = [] if store is None else store.find(SandboxRow)
         owners, keep = (self.lock.name, *self._owners), {row.name for row in rows}
@@ -158,7 +158,7 @@ class Recovery:
                 )
         store.adopt(self.lock.others())
         for row in unreadable:
-            # Whose it was is not known either, so that nobody can be told.
+            # Its owner is unknown too, so that there is nobody to notify.
             self.registry.events.emit(Recovered("ended"))
             store.end_episode(row.id, Ending.NOT_CONTINUED)
         for episode in stored:

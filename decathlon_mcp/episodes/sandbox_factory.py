@@ -135,8 +135,8 @@ class SandboxFactory:
 
         `image` and `root` replace the suite's. `attached`: gives it what its episode's sandboxes share.
         `records`: of the episode to which it belongs; without them, and for services, no source is asked.
-        `merge_pages`: merge its memory with that of other sandboxes, if the settings allow it; never for a
-        sandbox that grades. `opening`: limits how many sandboxes the provider creates at once; the place is
+        `merge_pages`: merge equal memory pages of it and other sandboxes, if the settings allow it; never for
+        a sandbox that grades. `opening`: limits how many sandboxes the provider creates at once; the place is
         free again before the driver has started. `open_new`: opens the sandbox in place of the source and
         this factory.
         """

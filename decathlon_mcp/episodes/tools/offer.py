@@ -144,7 +144,7 @@ class ToolOffer:
         return ToolSession(driver, starts, truncation, self._factory.suite_hooks.call_filter(facts))
 
     async def _compare(self, root: PurePosixPath, name: str, info: ServerInfo | None) -> None:
-        """Compare the tools of a server that has started with the offered ones. `info`: see `Report`.
+        """Compare the tools of a server that has started with the offered tools. `info`: see `Report`.
 
         An agent may have changed them, which costs the next episode a set-up that starts all servers.
         """

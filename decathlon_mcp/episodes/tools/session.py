@@ -41,7 +41,7 @@ not start at all."""
 
 @dataclass(slots=True)
 class _Server:
-    """`attempts`: starts that failed. `lock`: held while it starts."""
+    """State of one server. `attempts`: failed starts. `lock`: for starting it."""
 
     is_running: bool = False
     attempts: int = 0
@@ -54,7 +54,7 @@ class ServerStarts:
 
     `running`: names of servers that are known to run. Servers that an earlier server process has started may
     run too. `optional`: names of servers whose end or failed start is only an error of the call; the next
-    call starts them again. `turn`: held while a server starts; it may raise AtCapacityError.
+    call starts them again. `turn`: entered while a server starts; it may raise AtCapacityError.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class ToolSession:
     starts: ServerStarts
     """Starts the servers that do not run yet."""
     truncation: Truncation | None = None
-    """How overlong replies are shortened, except those of the suite's local tools; None: they are not."""
+    """How overlong replies are shortened, except for the suite's local tools; None: they are not."""
     call_filter: CallFilter | None = None
     """Changes the arguments of their tools. The suite's local tools are called as they are."""
 
