@@ -227,7 +227,7 @@ def _literal_keys(value: ast.expr | None) -> set[str] | None:
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions and classes inside of it."""
+    """The nodes of a function without the bodies of functions and classes inside of it."""
     for node in ast.iter_child_nodes(function):
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):

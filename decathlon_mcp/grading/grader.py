@@ -413,7 +413,7 @@ class Grader:
         }
         if with_calls:
             texts[CALLS_FILE] = _CallLines(job.attempt.calls)
-        # A member's size comes before its body, so the long ones are made twice instead of kept.
+        # A member's size comes before its body, so long bodies are made twice instead of kept.
         sizes = {name: sum(map(len, text)) for name, text in texts.items()}
 
         def entries() -> Iterator[Entry]:

@@ -94,7 +94,7 @@ class GradingInputs:
 
 
 def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
-    """Collect the archives of a grading; new ones are written to the folder `scratch`. Blocks."""
+    """Collect the archives of a grading; new archives are written to the folder `scratch`. Blocks."""
     root, profile, captured = PurePosixPath(), job.suite.profile, job.captured
     if captured.task_folder_archive is not None:
         task_files, folder = (job.task.folder, captured.task_folder_archive), root

@@ -21,7 +21,7 @@ Status: TypeAlias = Literal[
     "scored", "forfeited", "evaluator_error", "sandbox_lost", "set_up_failed", "not_evaluated"
 ]
 REWARDED: Final[frozenset[Status]] = frozenset({"scored", "forfeited"})
-"""The statuses with a reward. That of a forfeited attempt is 0.0."""
+"""The statuses with a reward. A forfeited attempt has 0.0."""
 VERSION = 1
 ALGORITHM: Final = "Ed25519"
 OUTPUT_CHARACTERS = 8192
