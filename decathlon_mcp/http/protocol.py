@@ -120,7 +120,7 @@ class Connections:
     def awaited(self) -> int:
         """How many connections wait for a response or for their first request.
 
-        Responses to GET are not counted, and those of held episodes: they are streams that stay open.
+        Responses to GET, and to requests that hold an episode, are not counted: these streams stay open.
         """
         return sum(connection.is_awaited for connection in self._open)
 

@@ -116,8 +116,8 @@ async def serve_http(
     caller must end the process without unwinding it. Otherwise returns False.
 
     A second signal calls `hurry`, by which `drain` must end, and a third one closes the connections at once.
-    `limits`: by default, those of a server with default settings. `events`: where
-    connections are counted.
+    `limits`: by default, the limits of a server with default settings. `events`: where connections are
+    counted.
     """
     connections = Connections(limits or ConnectionLimits(), events)
     stopped = stop or anyio.Event()

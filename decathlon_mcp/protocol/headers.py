@@ -35,7 +35,7 @@ _NAMED = frozenset({CALL, GET_PROMPT})
 
 
 class Headers(dict[bytes, bytes]):
-    """The headers of a request by their names, without surrounding spaces; of repeated ones the first."""
+    """The headers of a request by their names, without surrounding spaces; of repeated headers the first."""
 
     # RFC 9110, section 5.5: spaces around a value are not part of it. httptools keeps trailing spaces.
     def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

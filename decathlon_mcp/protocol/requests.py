@@ -172,7 +172,7 @@ class Request(Waiter, ABC):
     """A request on its way. `session`: None in revisions without sessions."""
 
     params = _NO_PARAMS
-    """The parameters, except for those of a call, whose arguments may have megabytes."""
+    """The parameters, except for a call's, whose arguments may have megabytes."""
     name = ""
     arguments: bytes | None = None
     """The name and the arguments of a call."""

@@ -238,7 +238,7 @@ class Sessions:
             session.end_streams()
 
     def end_unused(self) -> None:
-        """End the sessions without a request or a stream for the idle time, and delete stored ones.
+        """End the sessions without a request or a stream for the idle time, and delete stored sessions.
 
         Raises DecathlonError if the store cannot be written.
         """
