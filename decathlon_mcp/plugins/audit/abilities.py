@@ -128,7 +128,7 @@ def path_argument(tool: Tool) -> str | None:
 
 
 class CallMaker:
-    """Makes arguments that fit a tool's schema, the same ones for the same seed.
+    """Makes arguments that fit a tool's schema, the same arguments for the same seed.
 
     `words`: texts that mean something to the task, such as names of its files.
     """

@@ -46,7 +46,7 @@ class Attack(BaseModel):
     files: Mapping[str, str] = {}
     """The same without a shell: contents by their path in the workspace."""
     alone: bool = False
-    """Whether it excludes others in the same attempt; with git, only those in the same repository."""
+    """Whether it excludes others in the same attempt; with git, only others in the same repository."""
     server: bool = False
     """Whether it attacks the server or overloads a grader, so that one task of an audit is enough."""
     limited: bool = False

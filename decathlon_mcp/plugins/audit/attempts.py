@@ -45,18 +45,18 @@ class Attempt:
 
 @dataclass(slots=True)
 class Attempts:
-    """Plays the attempts of one audit at an open server, at most `places` at once.
-
-    `launch_time`: of all attempts, so that they can be compared. `advance` is called after each.
-    """
+    """Plays the attempts of one audit at an open server, at most `places` at once."""
 
     d: Decathlon
     state: Path
     run: str
     launch_time: str
+    """Of all attempts, so that they can be compared."""
     stored: dict[tuple[str, str], Attempt]
+    """Attempts that were played before, by task and policy."""
     places: anyio.CapacityLimiter
     advance: Callable[[str], None]
+    """Called after each attempt, with a line to show."""
 
     async def play(
         self, task: str, policy: str, play: Play, opened: Callable[[], None] = lambda: None

@@ -172,17 +172,21 @@ class _TaskAudit:
     report: Report
     findings: list[Finding] = field(default_factory=list[Finding])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
+    """What could not be checked, with the reason."""
     notes: list[str] = field(default_factory=list[str])
     rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """Of each policy; None for an attempt without a verdict."""
     cost: Cost | None = None
     target: Target | None = None
     empty: Attempt | None = None
+    """The attempt without a call."""
     abilities: Abilities = field(default_factory=Abilities)
     alone: list[Attack] = field(default_factory=list[Attack])
     """Attacks that are still to be carried out, each in an attempt of its own."""
     elsewhere: list[tuple[Attack, _TaskAudit]] = field(default_factory=list["tuple[Attack, _TaskAudit]"])
     """Attacks on the server, each with the task at which it is carried out."""
     unplayable: str = ""
+    """Why the task could not be played at all."""
     is_finished: bool = False
     """Whether all was tried but the attacks in `alone`."""
 
@@ -346,7 +350,7 @@ class _TaskAudit:
             await self._must_not_earn(what, attempt, "can be forged")
 
     async def _leaks(self, target: Target) -> None:
-        """Look for answers in the replies of those that only looked."""
+        """Look for answers in the replies of attempts that only looked."""
         if not target.answers.parts:
             self.skipped["leaks"] = "its checkout has no answer of 32 characters that is not in the prompt"
         stored = (self.attempts.stored.get((self.name, policy)) for policy in ("reads", "random"))

@@ -53,7 +53,7 @@ def audit(
     policies
         What is tried. Can be repeated. [all but search]
     search
-        Also climb from random calls to better ones, where the reward is dense, with so many attempts.
+        Also climb from random to better calls, where the reward is dense, with so many attempts.
     jobs
         Attempts at once.
     run

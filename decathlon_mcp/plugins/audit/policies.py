@@ -56,7 +56,7 @@ class Target:
 
     @property
     def usable(self) -> list[Tool]:
-        """The tools but those of the server itself."""
+        """The task's tools, without the server's own."""
         return [tool for tool in self.tools if "__" in tool.name and not tool.name.endswith(CLAIM)]
 
     def places(self, prompt: str) -> tuple[str, str]:

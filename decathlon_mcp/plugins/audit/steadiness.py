@@ -60,7 +60,7 @@ TOGETHER = Variation(
     " under other conditions, each of which alone changes nothing",
     {name: value for variation in VARIATIONS[:-1] for name, value in variation.shim.items()},
 )
-"""All but the last, which excludes the one that reverses the order."""
+"""All but the last, which excludes the variation that reverses the order."""
 
 
 @dataclass(frozen=True, slots=True)
