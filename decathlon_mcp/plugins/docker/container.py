@@ -404,9 +404,9 @@ def merging_profile() -> str:
 
     It is Docker's default and one more value for personality(2), 0x40000 (ADDR_NO_RANDOMIZE), so that
     processes can have fixed addresses. An engine's default can be replaced but not extended: `seccomp.json`
-    is that of Docker Engine 28.5.2 (github.com/moby/profiles, seccomp/v0.1.0, under the Apache License 2.0)
-    with one rule added. The engine reduces it to the capabilities of the container, as it does with its own.
-    Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of
+    is the default of Docker Engine 28.5.2 (github.com/moby/profiles, seccomp/v0.1.0, under the Apache License
+    2.0) with one rule added. The engine reduces it to the capabilities of the container, as it does with its
+    own. Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of
     merging until the copy is replaced.
     """
     text = (resources.files("decathlon_mcp.plugins.docker") / "seccomp.json").read_text("utf-8")
