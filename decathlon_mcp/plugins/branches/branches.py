@@ -327,8 +327,8 @@ async def play_again(
 ) -> None:
     """Make the calls of the episode that this one branches from, before this one is ready.
 
-    `source`: its folder. `copied`: the call after which its sandbox was copied; that one and those before
-    are not made, but written with their replies. Raises SetUpError for a reply that differs, if the branch
+    `source`: its folder. `copied`: the call after which its sandbox was copied; calls up to this number are
+    not made, but written with their replies. Raises SetUpError for a reply that differs, if the branch
     refuses that, and for calls that cannot be made or take too long; SandboxLostError.
     """
     if source is None:

@@ -33,7 +33,7 @@ from decathlon_mcp.settings import Settings
 RESOURCE = "decathlon"
 """The custom resource of a node with a server: `ray start --resources '{"decathlon": 1}'`."""
 MAX_QUEUED_REQUESTS = 4096
-"""Starts that may wait for a place; Serve refuses more. It counts those that it has not placed yet."""
+"""Starts that may wait for a place; Serve refuses more. Serve counts only starts without a place."""
 OTHER_REQUESTS = 8
 """Requests at the same time for each replica that are not episodes."""
 START_SECONDS = 120.0
