@@ -1,4 +1,4 @@
-"""SQL over the rows of episodes: those of a query, trees of branches, and the sums of which runs are made.
+"""SQL over the rows of episodes: queries, trees of branches, and the sums for numbers of runs.
 
 A search may branch without end, so a tree has at most MAX_TREE_EPISODES, MAX_TREE_BRANCHES of one episode,
 and MAX_TREE_LEVELS below its root. The episode comes first, its nearest MAX_TREE_ORIGINS origins next, and
@@ -102,8 +102,10 @@ class AttemptSums:
     calls: Sums = field(default_factory=Sums)
     turns: Sums = field(default_factory=Sums)
     started_at: float = float("inf")
+    """Of the first episode, as `newest_at` of the newest."""
     newest_at: float = 0.0
     unpinned: int = 0
+    """Number of episodes that are not kept forever."""
 
     def add(self, other: AttemptSums) -> None:
         self.live += other.live
@@ -306,7 +308,7 @@ def summary(connection: sqlite3.Connection, public_id: str, owner: str | None) -
 def branches(
     connection: sqlite3.Connection, public_id: str, owner: str | None, limit: int
 ) -> list[EpisodeSummary]:
-    """The branches of an episode: the best ones first, then those that play, then lost ones."""
+    """The branches of an episode: graded branches from the best on, then live, then lost branches."""
     where, values = _owned(owner)
     rows = connection.execute(
         f"SELECT {_SUMMARY} FROM episodes WHERE branch_of = ?{where}"
@@ -319,7 +321,7 @@ def branches(
 def branch_counts(
     connection: sqlite3.Connection, public_ids: Sequence[str], owner: str | None
 ) -> Mapping[str, int]:
-    """How many branches each of these episodes has, of those that have any."""
+    """Number of branches by episode, for these episodes; none for an episode without branches."""
     where, values = _owned(owner)
     return dict(
         connection.execute(

@@ -270,15 +270,17 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One call that was sent. `reply`: None if it is `missing`. `overlaps`: another call ran meanwhile."""
+    """One call that was sent."""
 
     seq: int
     name: str
     arguments: JsonObject | None
     meta: JsonObject | None
     reply: ReplyText | None
+    """None if it is `missing`."""
     missing: Missing | None
     overlaps: bool
+    """Whether another call ran meanwhile."""
 
 
 def recorded_calls(trajectory: Trajectory, last: int | None = None) -> Iterator[RecordedCall]:
@@ -311,7 +313,7 @@ def raw_members(lines: CallLines) -> tuple[JsonObject, JsonObject]:
 
 
 def _members(line: bytes) -> JsonObject:
-    """The members of a line as they are, but for those that are needed."""
+    """The members of a line as they are, except for decoded members."""
     try:
         members: JsonObject = _decode_members(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -20,7 +20,7 @@ KEPT_WORKSPACE: Final = "workspace.tar.gz"
 """The captured workspace in an episode's folder."""
 MAX_LISTED = 1_000
 MAX_READ_BYTES = 256 << 20
-"""How far an archive is decompressed to find its members, about a second. Those behind are not listed."""
+"""How far an archive is decompressed to find its members, about a second. Members behind are not listed."""
 _KINDS = {Kind.FILE: "file", Kind.FOLDER: "folder", Kind.SYMLINK: "link", Kind.HARD_LINK: "link"}
 
 
