@@ -24,14 +24,14 @@ HEARTBEAT_SECONDS = 15.0
 """A stream without a change sends an empty line this often, so that its loss is noticed."""
 MAX_STREAMS = 64
 MAX_OWN_STREAMS = 16
-"""Of these, those of one token."""
+"""Streams of one token."""
 MAX_LIVE_ROWS = 1_000
 """Episodes that one viewer is shown; the counts are of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEpisode:
-    """One episode that has not ended. `waiting_for`: what a queued one waits for, for people."""
+    """One episode that has not ended."""
 
     public_id: str
     task: str
@@ -46,6 +46,7 @@ class LiveEpisode:
     started_at: float
     """Unix seconds."""
     waiting_for: str | None
+    """What a queued episode waits for, as a text for people."""
 
     def to_json(self) -> JsonObject:
         """What of a row changes."""

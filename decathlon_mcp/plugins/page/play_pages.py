@@ -88,7 +88,7 @@ class Attempt:
 
 
 class PlayPages:
-    """The pages of those who play. `registry`: of the server on which they do."""
+    """The pages for playing by hand. `registry`: of the server that plays the episodes."""
 
     def __init__(self, site: Site, registry: EpisodeRegistry) -> None:
         self._site = site
@@ -248,7 +248,7 @@ class PlayPages:
         )
 
     async def _tool_values(self, visit: Visit, attempt: Attempt, episode: Episode) -> dict[str, Any]:
-        """The tools, and the form of the one that was chosen."""
+        """The tools, and the form of the chosen tool."""
         tools = _tools(episode)
         text = visit.query("find").strip().lower()[:200]
         values: dict[str, Any] = {
@@ -447,7 +447,7 @@ def _operation(nonce: str, *content: str) -> str:
 
 
 def _rank(text: str, name: str) -> int:
-    """The place of a name among those that a search has found: by how well the name itself fits."""
+    """The place of a name among found names: by how well the name itself fits."""
     name = name.lower()
     words = re.split(r"[^a-z0-9]+", name)
     if text in (name, *words):

@@ -273,7 +273,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The found ones among so many `episodes`. `cursor`: where to go on; None if all were searched."""
+    """The episodes `found` among so many `episodes`. `cursor`: where to go on; None if all were searched."""
 
     text: str
     found: tuple[Found, ...]
