@@ -146,13 +146,14 @@ class PendingExchange:
 
 @dataclass(slots=True)
 class Session:
-    """The requests of one sandbox. `max_response_bytes`: longest body that is recorded."""
+    """The requests of one sandbox."""
 
     id: str
     mode: Mode
     part: Part
     recording: SharedRecording
     max_response_bytes: int
+    """Longest body that is recorded."""
     counts: Counts = field(default_factory=Counts)
     problem: str = ""
     """Why something could not be recorded, the last time."""
@@ -161,7 +162,9 @@ class Session:
     missed: Counter[RequestKey] = field(default_factory=Counter[RequestKey])
     """The requests without an answer, and how often each was made."""
     _numbers: Counter[str] = field(default_factory=Counter[str])
+    """How often each request was made."""
     _storing: int = 0
+    """Number of exchanges that are being stored."""
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: WebRequest, room: Room = nullcontext) -> WebResponse | PendingExchange:
