@@ -116,7 +116,7 @@ class GvisorSandbox(NamespaceSandbox):
     _stopper: subprocess.Popen[bytes] | None = None
     """The program inside that has stopped its processes."""
     _snapshot: Snapshot | None = None
-    """Restored from this snapshot, if any."""
+    """The snapshot that it is restored from, if any."""
 
     @classmethod
     def unlimited(cls, hierarchies: Hierarchies) -> tuple[LimitName, ...]:

@@ -36,7 +36,7 @@ LIMITS = 16
 MAX_PAYLOAD_BYTES = 1 << 16
 MAX_DESCRIPTORS = 16
 REPORT_DESCRIPTOR = 500
-"""First number for the descriptor of a fork that reports its imports, far from those that a server sees."""
+"""First number for the descriptor of a fork that reports its imports, far from a server's descriptors."""
 REAP_SECONDS = 0.2
 """How often ended forks are looked for; until then, each keeps an entry in the table of processes."""
 HARMLESS = ("opentelemetry.context", "multiprocessing.process", "rich")

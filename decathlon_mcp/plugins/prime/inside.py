@@ -1,6 +1,6 @@
 """Program in a Prime sandbox: starts the first process, attaches streams to it, packs and unpacks files.
 
-Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, standard library. Subcommands:
+Sent to the sandbox as text, after `inside_archives`: Python 3.10, standard library. Subcommands:
 
     start CONFIG                start the first process; print `ready`
     attach SURVIVES             connect stdin, stdout and stderr of this process to the first process

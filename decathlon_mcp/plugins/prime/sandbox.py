@@ -50,7 +50,7 @@ COMMAND_SECONDS = 600
 ATTACH_SECONDS = 20.0
 """From the request to the first line of an attachment, which may wait for the previous one's input."""
 RETRY_SECONDS = (0.2, 1.0, 5.0)
-"""For commands, and the first attachment. Later ones are made again by the connection to the driver."""
+"""For commands, and the first attachment. The connection to the driver repeats later attachments."""
 STATE_SECONDS = 5.0
 """Limit on `Sandbox.is_running`, and on removing parts that go with the sandbox anyway."""
 
