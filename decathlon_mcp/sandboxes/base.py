@@ -37,7 +37,7 @@ SCRATCH = PurePosixPath("/tmp")
 """Space for temporary files in a sandbox, which its archives leave out."""
 CHECK_SECONDS = 2.8
 """Limit on the work of `Provider.check`, which takes at most 3 s."""
-# The modules are those that python3-minimal lacks.
+# python3-minimal lacks these modules.
 _PYTHON = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
 PYTHON_CHECK = ("python3", "-I", "-S", "-c", _PYTHON)
 """The argv of a first process that fails where the driver could not run."""
@@ -58,16 +58,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """Describes one sandbox.
-
-    `name` is unique for the life of the server ([a-z0-9-], at most 63 characters). `command` is the argv of
-    the first process. `root` is the absolute folder inside that holds the suite; a provider that cannot give
-    every sandbox the same path maps it (see `Provider.root`).
-    """
+    """Describes one sandbox."""
 
     name: str
+    """Unique for the life of the server ([a-z0-9-], at most 63 characters)."""
     command: tuple[str, ...]
+    """The argv of the first process."""
     root: PurePosixPath
+    """Absolute folder inside with the suite; mapped by a provider with different paths (see
+    `Provider.root`)."""
     image: str | None = None
     network: Network = "none"
     limits: Limits = field(default_factory=Limits)
@@ -76,7 +75,7 @@ class SandboxSpec:
     is removed. Otherwise the end of its stdin tells it that the server is gone."""
     merge_pages: bool = False
     """Whether processes inside may fix their addresses and let the kernel merge equal pages of their memory
-    with those of other sandboxes. Never for a sandbox that grades."""
+    with other sandboxes'. Never for a sandbox that grades."""
 
 
 class Sandbox(Protocol):
@@ -316,8 +315,8 @@ class Provider(Protocol):
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         """Remove the sandboxes labelled with `owner`; returns their number.
 
-        Except those that this object has opened or reattached, and those with a name in `keep`. Sandboxes
-        that this object could not remove at their end are removed too.
+        Except sandboxes that this object has opened or reattached, and sandboxes with a name in `keep`.
+        Sandboxes that this object could not remove at their end are removed too.
 
         Raises ProviderUnavailableError if the engine does not answer, or if some could not be removed: all
         have been tried then.

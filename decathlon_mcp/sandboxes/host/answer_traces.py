@@ -39,14 +39,14 @@ _MAX_POINTER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What else must not be seen. `folders`: to be replaced by empty ones. `files`: with another content."""
+    """What else must not be seen. `folders`: empty inside. `files`: with another content."""
 
     folders: tuple[Path, ...]
     files: Mapping[Path, bytes]
 
 
 def repositories_of(folder: Path) -> Iterator[Path]:
-    """The repositories that may have the history of a folder: in it, above it, and what those lead to."""
+    """The repositories that may have the history of a folder: in it, above it, and where these lead to."""
     for above in (folder, *folder.parents):
         for name in REPOSITORIES:
             yield from _repository(above / name)
@@ -111,7 +111,7 @@ def find_traces(shown: Iterable[Path], hidden: Iterable[Path]) -> Traces:
 
 
 def _walk(folders: Iterable[Path], hidden: set[Path]) -> Iterator[os.DirEntry[str]]:
-    """All entries below, but not those of hidden folders and copies of the bundled suite."""
+    """All entries below, without hidden folders and copies of the bundled suite."""
     remaining, deadline = MAX_ENTRIES, time.monotonic() + SEARCH_SECONDS
     waiting = [(str(folder), 0) for folder in folders]
     skipped = {str(folder) for folder in hidden}

@@ -131,7 +131,7 @@ class RootFiles(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """That of the image, `sha256:...`; None if there is none."""
+        """The image's digest, `sha256:...`; None without an image."""
         ...
 
     @property
@@ -157,7 +157,7 @@ class RootFiles(Protocol):
 
 
 def writable_folders(files: RootFiles, root: PurePosixPath, limits: Limits) -> list[WritableFolder]:
-    """The suite's root, the user's home and folders for what does not last, those that contain others first.
+    """The suite's root, the user's home and folders for what does not last; outer folders come first.
 
     Together they hold less than the sandbox's memory, so that full folders alone do not end it.
     """

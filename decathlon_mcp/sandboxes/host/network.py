@@ -37,8 +37,8 @@ TUN = Path("/dev/net/tun")
 INSTALL = "install slirp4netns and iproute2 (apt-get install slirp4netns iproute2)"
 OPEN_TUN = f"load the kernel's module tun, and allow the server's user to read and write {TUN}"
 REFUSED = ("169.254.0.0/16", "224.0.0.0/4")
-"""Besides this machine's addresses: those of the link, such as a cloud's metadata, and groups, in which this
-machine may be."""
+"""Besides this machine's addresses: link-local, such as a cloud's metadata, and groups, in which this machine
+may be."""
 END_SECONDS = 2.0
 """How long slirp4netns may take to end after SIGKILL."""
 _LOG_BYTES = 4096
@@ -54,7 +54,7 @@ class OwnNetwork:
     """How sandboxes of this machine get a network of their own.
 
     `program` is the path of slirp4netns, and `launcher` a command line that executes it where it can open
-    TUN. `subnet` is that of every sandbox; this machine has no address in it.
+    TUN. `subnet` is the same for every sandbox; this machine has no address in it.
     """
 
     program: str
@@ -217,7 +217,7 @@ def _refused_routes() -> str:
 
 
 def _machine_addresses() -> list[IPv4Network]:
-    """Every address of this machine, those of container bridges too, except its loopback.
+    """Every address of this machine, also of container bridges, except its loopback.
 
     Raises ProviderUnavailableError.
     """

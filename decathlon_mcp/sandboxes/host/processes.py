@@ -117,20 +117,21 @@ def is_alive(process_id: ProcessId | None) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Stopping, or killing, the processes of one sandbox.
-
-    `root`: its first process. `done` is None as long as it is not decided; `woken` is set then, or when the
-    task that waits for it is to make the rounds.
-    """
+    """Stopping, or killing, the processes of one sandbox."""
 
     root: ProcessId | None
+    """The sandbox's first process."""
     kill: bool
     done: bool | None = None
+    """None as long as it is not decided."""
     woken: anyio.Event = field(default_factory=anyio.Event)
+    """Set when `done` is, or when the waiting task is to make the rounds."""
     round_count: int = 0
     started_at: float = 0.0
     known: set[ProcessId] = field(default_factory=set[ProcessId])
+    """Processes that were found so far."""
     stop_sent: set[ProcessId] = field(default_factory=set[ProcessId])
+    """Processes that have got SIGSTOP."""
 
     def advance(self, now: float) -> None:
         """Send the signals that are due, and decide whether the job is done."""
@@ -170,7 +171,7 @@ class ProcessSignaller:
         self._thread = CapacityLimiter(1)
 
     async def stop(self, root: ProcessId | None) -> bool:
-        """Stop all processes (SIGSTOP), including those that are forked meanwhile; whether they have."""
+        """Stop all processes (SIGSTOP), also if forked meanwhile; whether all have stopped."""
         return await self._run(_Job(root, kill=False))
 
     async def kill(self, root: ProcessId | None) -> bool:

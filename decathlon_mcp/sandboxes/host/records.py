@@ -100,7 +100,7 @@ def read_owner(folder: Path) -> str | None:
 
 
 def read_record(folder: Path, name: str) -> str | None:
-    """A file that a server has written into a sandbox's folder; None if it is missing, or is none of those.
+    """A file that a server has written into a sandbox's folder; None if it is missing, or no server's.
 
     Raises ProviderUnavailableError.
     """
