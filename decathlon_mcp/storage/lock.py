@@ -100,7 +100,7 @@ class Server:
         return cls(pid=os.getpid(), providers=names, supervisor_ticks=ticks, **members)
 
     def is_restarted_for(self, other: Server) -> bool:
-        """Whether this server, which died, is started again by a supervisor that is not that of `other`."""
+        """Whether this server, which died, is started again by a supervisor that `other` does not have."""
         ticks = _started_ticks(self.supervisor)
         return self.supervisor != other.supervisor and ticks is not None and ticks == self.supervisor_ticks
 
@@ -124,8 +124,8 @@ class ServerFile(NamedTuple):
 class InstanceLock:
     """The name of a running server, and the dead servers that it has taken over.
 
-    A server removes the sandboxes of those in `dead`, and then calls `forget`. The next server finds those
-    that were not forgotten.
+    A server removes the sandboxes of servers in `dead`, and then calls `forget`. The next server finds
+    servers that were not forgotten.
     """
 
     name: str
@@ -139,7 +139,7 @@ class InstanceLock:
         return sorted(self._taken)
 
     def others(self) -> set[str]:
-        """The names of all servers that have a file now, but this one and those that it has taken over."""
+        """The names of all servers that have a file now, but this one and servers that it has taken over."""
         return {file.name for file in _files(self._folder)} - {self.name, *self._taken}
 
     def forget(self, name: str) -> None:
@@ -275,7 +275,7 @@ def _locked(folder: Path) -> Generator[None]:
 
 
 def _remove(file: Path, descriptor: int) -> None:
-    # Removed before it is unlocked: a file without a lock would be that of a dead server.
+    # Removed before it is unlocked: a file without a lock belongs to a dead server.
     with suppress(OSError), _locked(file.parent):
         file.unlink(missing_ok=True)
     os.close(descriptor)

@@ -119,15 +119,20 @@ class Line(RequestKeys, frozen=True):
 
     time: _Seconds = 0.0
     seq: _Count = 0
+    """Number of the call, from 1."""
     calls: _Count = 0
+    """How many calls precede a note."""
     server: str | None = None
     tool: str | None = None
     name: str = ""
     role: str = ""
+    """Who wrote a note."""
     failed: bool = False
     replayed: bool = False
+    """Whether a branch made the call again."""
     seconds: _Seconds | None = None
     digest: str | None = None
+    """Of the call, or of the offered tools."""
 
 
 _NO_MEMBERS = Line()
@@ -185,7 +190,7 @@ class Index:
         """Where the lines `start`, `ready` and `claim` begin."""
 
     def read(self, lines: BinaryIO, whole: Collection[str] = ()) -> Iterator[tuple[str, Line, bytes]]:
-        """Add the lines that come after those that have been read, and yield each: its event, its members.
+        """Add the lines that have not been read yet, and yield each: its event, its members.
 
         `whole`: events whose lines are read and yielded as a whole.
         """
@@ -201,7 +206,7 @@ class Index:
                 yield event, line, data
 
     def add(self, event: str, place: int, size: int, /, **members: Any) -> None:
-        """Add a line of so many bytes at a place. `members`: at least those of `Line` that the line has."""
+        """Add a line of so many bytes at a place. `members`: at least all of `Line` that it has."""
         match event:
             case "call" | "reply" | "accepted" if members["seq"] > 0:
                 self._add_call(event, place, **members)
@@ -325,7 +330,7 @@ class Trajectory:
         return self
 
     def reopen(self) -> Self:
-        """Continue that of a server that ended; `read_calls` has its calls. Raises OSError.
+        """Continue the trajectory of a server that ended; `read_calls` has its calls. Raises OSError.
 
         A last line that the server did not write completely is removed: what it describes did not happen.
         """
