@@ -111,7 +111,7 @@ def _parts(name: bytes) -> Parts:
 def unpack(folder: str, tar: str) -> None:
     """Unpack into `folder`, created if missing, never writing through a link below it.
 
-    Files and links replace those of the same names. Everything belongs to the driver's user. Raises OSError,
+    Files and links replace existing files and links. Everything belongs to the driver's user. Raises OSError,
     and RequestError for an archive that cannot be unpacked; nothing of it is written then.
     """
     try:

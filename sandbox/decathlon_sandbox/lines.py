@@ -6,8 +6,8 @@ Both ends run `Lines`: it has no input or output, no clock and no thread. The ca
 `CHECK BODY\\n`: CHECK is the CRC-32 of BODY in 8 hexadecimal digits. Its initial value is the CHECK of the
 line before in that direction; for the first line it is the CRC-32 of the nonce of the attachment. So a line
 that was torn, glued to another, changed, doubled or written for another attachment is damaged, and so is the
-line after one that is missing: nothing can be lost without being noticed by the next line, and no line needs
-a number. After one that was lost every line is damaged, until the server attaches again.
+line after a missing line: the next line notices every loss, and no line needs a number. After a lost line
+every line is damaged, until the server attaches again.
 
 BODY is a JSON object (a message), or, with IDs in decimal,
   pending ID...    server to driver, the first line after `attach`: the requests whose responses it waits for

@@ -1,21 +1,19 @@
 """Wire protocol between the server and the driver: messages, limits, error codes and the bootstrap loader.
 
-Transport
----------
-The server writes to the driver's stdin and reads its stdout; the driver's stderr is a log. Messages are
-JSON-RPC 2.0 in UTF-8, without line feeds; `lines` describes the lines that carry them. A message from the
-server has at most MAX_LINE_BYTES. A response has at most MAX_RESPONSE_BYTES, unless a `call` allows more; one
-that would be longer is an error (code TOO_LONG). A notification has at most MAX_NOTIFICATION_BYTES; longer
-ones are dropped. So are notifications of the task's servers above NOTIFICATIONS_PER_SECOND, after
-NOTIFICATIONS_BURST of them, and while there is little room for responses.
+Transport --------- The server writes to the driver's stdin and reads its stdout; the driver's stderr is a
+log. Messages are JSON-RPC 2.0 in UTF-8, without line feeds; `lines` describes the lines that carry them. A
+message from the server has at most MAX_LINE_BYTES. A response has at most MAX_RESPONSE_BYTES, unless a `call`
+allows more; a longer response is an error (code TOO_LONG). A notification has at most MAX_NOTIFICATION_BYTES;
+longer notifications are dropped. So are notifications of the task's servers above NOTIFICATIONS_PER_SECOND,
+after NOTIFICATIONS_BURST of them, and while there is little room for responses.
 
 The stream may lose any bytes, may be cut inside a line, and may be opened again by the same server process or
 by another. The server sends `attach` on every stream, and again on the same stream if a line was damaged or
 no answer comes, and with it the ids of the requests that it waits for. The driver obeys the newest `attach`,
 unless its generation is lower than the current one: a server process has a higher generation than all before
-it, and one that was replaced gets `refused`. The driver answers with `attached`, and with the ids that it has
+it, and a replaced process gets `refused`. The driver answers with `attached`, and with the ids that it has
 never received, whose requests the server sends again. It sends the kept responses of the others, forgets
-every other response, and cancels the other requests of this server process: that one has cancelled them. So
+every other response, and cancels the other requests of this server process, as the server has done. So
 requests and responses survive a stream. Nothing else does: notifications may be lost, and tunnels are reset.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
@@ -33,8 +31,8 @@ is sent again, if the server has not named it in `done`; else the request is ans
 An id that was cancelled counts as used.
 
 A request begins only if the responses that are kept leave room in RESPONSE_BUFFER_BYTES for its longest
-response, in addition to those of all requests in progress. While much is kept or not written, the driver does
-not read the output of the task's servers and of tunnels.
+response, in addition to the responses of all requests in progress. While much is kept or not written, the
+driver does not read the output of the task's servers and of tunnels.
 
 Requests: params -> result
 --------------------------
