@@ -98,8 +98,8 @@ class ServerConnection:
     ) -> Reply:
         """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`.
 
-        `lobby`: that of a cluster's node. Raises the error of a reply that says that the arguments are wrong,
-        and every other ClientError.
+        `lobby`: of a cluster's node. Raises the error of a reply that says that the arguments are wrong, and
+        every other ClientError.
         """
         params = {"name": tool, "arguments": arguments}
         reply = Reply.read(await (lobby or self._lobby).request("tools/call", params, **options))
@@ -222,7 +222,7 @@ class ServerConnection:
     async def _close(self, arguments: JsonObject) -> None:
         """Close an episode. Bounded; never raises."""
         budget = self._episodes_budget
-        # An error here would hide the one that ended the body; the lease ends the episode anyway.
+        # An error here would hide the error that ended the body; the lease ends the episode anyway.
         with budget.shield(CLOSE_QUEUE_SECONDS):
             async with self._closing:
                 with budget.shield(CLOSE_SECONDS):

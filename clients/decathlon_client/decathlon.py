@@ -131,7 +131,7 @@ class Decathlon:
     ) -> list[Task]:
         """List the server's tasks, with their prompts. Opens no sandbox.
 
-        Raises RequestError for a split or a need that no task has; the message names the valid ones.
+        Raises RequestError for a split or a need that no task has; the message names the valid values.
         """
         return await self._list_tasks(split=split, prompts=prompts, **filters)
 
@@ -296,7 +296,7 @@ class Decathlon:
     async def snapshot(self, episode: Episode | str) -> int:
         """Save an episode's state with all its processes; returns the number of its last call.
 
-        `branch` copies it for that `at`. A call that runs may end before, and later ones wait. Raises
+        `branch` copies it for that `at`. A call that runs may end before, and later calls wait. Raises
         NotRunnableError where sandboxes cannot be saved, and RequestError for an attempt that is closed.
         """
         handle = episode if isinstance(episode, str) else episode.id

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 COMMAND = "decathlon-mcp"
 READY_SECONDS = 120.0
-"""How long a start may take: that of a Docker engine's first sandbox is part of it."""
+"""How long a start may take, with the first sandbox of a Docker engine."""
 DRAIN_SECONDS, STOP_SECONDS = 30.0, 15.0
 """How long a server that stops waits for gradings, unless `drain_seconds` is set, and time for all else."""
 POLL_SECONDS = 0.05

@@ -67,7 +67,7 @@ class Revisions:
         self._known: dict[str, tuple[object, object]] = {}
 
     def check(self, task: str, verdict: Mapping[str, Any]) -> None:
-        """Raises RevisionError for a verdict of another revision than those on this task before."""
+        """Raises RevisionError for a verdict of another revision than earlier verdicts on this task."""
         revision = verdict.get("suite"), verdict.get("suite_revision")
         known = self._known.setdefault(task, revision)
         if known != revision:

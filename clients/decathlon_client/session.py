@@ -194,8 +194,8 @@ class ReconnectingSession:
     """Requests to one address, with a new session whenever the last one was lost.
 
     A request whose session was lost is sent again in the next one, as long as `policy` allows, and a call
-    under the same operation id; so is a call whose sandbox the server does not reach. One that the server
-    answered otherwise is never sent again, whatever the answer.
+    under the same operation id; so is a call whose sandbox the server does not reach. A request that the
+    server answered otherwise is never sent again, whatever the answer.
     """
 
     def __init__(

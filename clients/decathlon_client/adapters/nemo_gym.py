@@ -321,7 +321,7 @@ def write_folder(folder: Path, url: str, data: Iterable[JsonObject]) -> None:
                             "name": "tasks",
                             "type": "train",
                             "jsonl_fpath": str(folder / DATA),
-                            "license": "TBD",  # that of the tasks' suite, which this does not know
+                            "license": "TBD",  # the suite's license, which is not known here
                         }
                     ],
                 }
