@@ -67,14 +67,16 @@ class _Frozen(msgspec.Struct):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """How a process ended. `stdout` and `stderr` are the ends of its output, `channel` is complete."""
+    """How a process ended."""
 
     exit_code: int | None
     signal: int | None
     timed_out: bool
     stdout: str
+    """The end of its output, as is `stderr`."""
     stderr: str
     channel: str | None = None
+    """All that it wrote to the channel; None without a channel."""
     background: int = 0
     """Number of processes that it left running, with `leave`."""
 

@@ -173,6 +173,7 @@ class Attempt:
     truncated_by: TruncationCause | None = None
     """What ended the attempt before its agent did."""
     answer: str | None = None
+    """The agent's words in its claim."""
     turns: int | None = None
     """None unless a controller reports it."""
     started_at: datetime | None = None

@@ -56,11 +56,13 @@ class GradingJob:
     task: Task
     open_sandbox: OpenSandbox
     captured: CapturedWorkspace
+    """The agent's workspace."""
     common: Path
     """The suite's common archive."""
     deadline_seconds: float
     """Deadline for all runs together; the time counts while a sandbox is open."""
     log: EvaluatorLog
+    """Makes the log that evaluators read."""
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     """Archives that are unpacked over `common`, each with its target folder."""
     in_place: bool = False

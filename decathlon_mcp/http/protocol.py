@@ -45,26 +45,25 @@ HELD_KEY = "decathlon.held"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits for each connection and for all of them together. Times are in seconds.
-
-    `head_bytes`: request line and headers; also the framing of a chunked body with its trailers.
-    `head_seconds`: from the connection's acceptance, or a further request's first byte, to the head's end.
-    `body_seconds`: for a body, from the end of the head.
-    `idle_seconds`: between two requests.
-    `stalled_seconds`: for reading what waits to be sent, beyond the time at `MIN_RATE`.
-    `linger_seconds`: how long data is discarded after a refusal, so that the client can read the reason.
-    `pipelined`: requests that wait for the response to an earlier one on the same connection.
-    """
+    """Limits for each connection and for all of them together. Times are in seconds."""
 
     head_bytes: int = 64 << 10
+    """Request line and headers; also the framing of a chunked body with its trailers."""
     head_lines: int = 100
     head_seconds: float = 30
+    """From the connection's acceptance, or a further request's first byte, to the head's end."""
     body_seconds: float = 60 + MAX_BODY_BYTES / MIN_RATE
+    """For a body, from the end of the head."""
     idle_seconds: float = 75
+    """Between two requests."""
     stalled_seconds: float = 60
+    """For reading what waits to be sent, beyond the time at `MIN_RATE`."""
     linger_seconds: float = 3
+    """How long data is discarded after a refusal, so that the client can read the reason."""
     pipelined: int = 8
+    """Requests that wait for the response to an earlier request on the same connection."""
     per_peer: int = MAX_CONNECTIONS_PER_PEER
+    """Connections from one address."""
 
     @property
     def head_fault(self) -> str:
