@@ -11,7 +11,7 @@ every line is damaged, until the server attaches again.
 
 BODY is a JSON object (a message), or, with IDs in decimal,
   pending ID...    server to driver, the first line after `attach`: the requests whose responses it waits for
-  unknown ID...    driver to server, its answer: those of them that it has never received
+  unknown ID...    driver to server, its answer: requests that it has never received
   done ID...       server to driver: the responses to these are not needed any more
   lost             driver to server: a line was damaged, attach again
 

@@ -84,7 +84,7 @@ Requests: params -> result
             with FILES if the clock was set back meanwhile.
 `merge`     {} -> {"merging": BOOL, "fixed_addresses": BOOL}
             Lets the kernel merge equal memory pages of the driver, and of what it starts from now on, with
-            those of other sandboxes, and fixes the addresses and the hash seed of the task's servers, so that
+            other sandboxes' pages, and fixes the addresses and the hash seed of the task's servers, so that
             their pages are equal. The result says which of the two the kernel and the sandbox allow.
 `define`    {"servers": [SERVER...]} -> {}
             Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
@@ -95,11 +95,11 @@ Requests: params -> result
             "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
             plus `env`. The program is looked up in the resulting PATH.
 `start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
-            Makes sure that these servers run. Those that do not are started, STARTS_AT_ONCE of them at a
-            time, initialized, and asked for their tools (all pages); the result has them only. Each has
-            `deadline_seconds` from the moment at which it is started. One that another request is starting
-            is waited for. One that ran and has ended fails the request (code SERVER, "ended": true in its
-            data), unless `again` is true. INFO: {"tools": [RAW...]}
+            Makes sure that these servers run. Servers that do not run are started, STARTS_AT_ONCE at a time,
+            initialized, and asked for their tools (all pages); the result has only these servers. Each has
+            `deadline_seconds` from its start on. A server that another request is starting is waited for. A
+            server that ran and has ended fails the request (code SERVER, "ended": true in its data), unless
+            `again` is true. INFO: {"tools": [RAW...]}
             A server that exits, answers with an error or is not initialized before the deadline fails the
             request (code SERVER) with data {"server": NAME, "stderr": STR (its end), "exit_code": INT | null
             (negative: the signal)}; all servers that the request was starting are then stopped, and another
@@ -111,9 +111,9 @@ Requests: params -> result
             unchanged, except that unpaired surrogates become U+FFFD. A reply of more than `max_bytes` is an
             error (TOO_LONG). With `cut`, a result whose text has more than that many characters is replaced
             by {"result": ...} with its beginning, and the response has a further member
-            "overlong": {"path": PATH | null, "characters": INT}. With `folder`, the text is that which
-            Toolathlon's model reads, and the whole of it is written to a new file there, PATH; without, it is
-            that of the content items, and what is cut off is dropped, as in toolathlon_gym.
+            "overlong": {"path": PATH | null, "characters": INT}. With `folder`, it is the text that
+            Toolathlon's model reads, and all of it is written to a new file there, PATH; without, it is the
+            text of the content items, and what is cut off is dropped, as in toolathlon_gym.
             `progress` and `message` notifications may come before the reply. A progress token in `params` is
             replaced on the way.
             Codes: TIMEOUT (the task's server receives a cancellation), SERVER (it exited, or its reply is not
