@@ -42,7 +42,7 @@ def name_event_loop() -> None:
 class LazyTimer:
     """Calls a function at a time that may be set again and again, mostly to a later time.
 
-    Times are those of the event loop.
+    Times are by the event loop's clock.
     """
 
     # A timer of the event loop costs more than most of what a call needs. So this one is left as it is while

@@ -8,7 +8,7 @@ Every folder with `objects` and `refs` is a repository, whatever its name, as in
 (setup.c): also bare repositories, targets of a file `.git` or `commondir`, and submodules' repositories.
 
 A repository can also consist of files elsewhere, such as the grader's. Git finds these by paths in files, and
-it knows those files by their last name (or, for `gitdir: PATH`, by their content), so they are recognised by
+it knows such files by their last name (or, for `gitdir: PATH`, by their content), so they are recognised by
 that name wherever they are: a link to a folder changes every other part of a path. No link in the filtered
 workspace leads out, so a path stays inside if it has `..` only at its start and not too often. Git resolves
 these paths as the kernel does.

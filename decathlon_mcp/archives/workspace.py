@@ -43,8 +43,8 @@ class CleanWorkspace:
     """The plain tar `archive` as it goes into a grader's sandbox, its members placed below `prefix`.
 
     Allowed are regular files, folders, symlinks that stay inside, and hard links to what is allowed; of two
-    members with one name, the first. A link to an absolute path in the workspace becomes a relative one.
-    `limit_bytes` bounds all bodies together, `limit_members` the number of members, refused ones included.
+    members with one name, the first. A link to an absolute path in the workspace becomes relative.
+    `limit_bytes` bounds all bodies together, `limit_members` the number of members, also of refused members.
     Owners become root, set-id bits are removed, everything becomes readable. `root`: the folder in sandboxes
     that `prefix` is relative to; by default the topmost folder. `location`: where the workspace was in the
     agent's sandbox; by default at `prefix` too.

@@ -1,7 +1,7 @@
 """Command lines for one sandbox: for bubblewrap, for runsc inside of it, and for programs in the sandbox.
 
 bubblewrap gives runsc namespaces in which it is root, and nothing of this machine but its own program and the
-image. So neither needs to be root here, and what leaves gVisor's kernel is still in those namespaces.
+image. So neither needs to be root here, and what leaves gVisor's kernel is still in bubblewrap's namespaces.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ _HEADINGS = ("episode", "task", "run", "phase", "token", "age", "calls", "result
 
 
 def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: bool, handles: bool) -> int:
-    """Print episodes on stdout, live ones first: a table, tab-separated lines in a pipe, or JSON.
+    """Print episodes on stdout, live episodes first: a table, tab-separated lines in a pipe, or JSON.
 
     Only the last RECENTLY_FINISHED finished episodes, unless `every` is set or the query has a filter;
     replays and branches only with `every`. Raises SettingsError.

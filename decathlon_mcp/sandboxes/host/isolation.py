@@ -107,8 +107,8 @@ def decide_isolation(
 ) -> HostIsolation:
     """How a server isolates sandboxes with this machine's files. Asks the machine, for some 50 ms.
 
-    `continued`: the sandboxes of episodes that the server may continue; what they have, the next ones have.
-    Raises SettingsError if the sandboxes must be isolated, which the machine does not allow, and
+    `continued`: the sandboxes of episodes that the server may continue; what they have, the next sandboxes
+    have. Raises SettingsError if the sandboxes must be isolated, which the machine does not allow, and
     ProviderUnavailableError if what it allows could not be found out.
     """
     if mode == "none":
