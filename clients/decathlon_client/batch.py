@@ -121,8 +121,8 @@ class Batch:
     async def run_groups(self, player: Player[T]) -> AsyncGenerator[list[Result[T]]]:
         """Play the tasks and yield the `n` results of each task together, as soon as its last one is ready.
 
-        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. One that
-        is not complete, because an error ended the batch, is not yielded.
+        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. A group
+        that is not complete, because an error ended the batch, is not yielded.
         """
         # Tasks are drawn one after the other, so that no more than `concurrency` groups are incomplete.
         groups: dict[int, list[Result[T]]] = {}
@@ -282,7 +282,7 @@ async def _iterate(tasks: Iterable[str | Task] | AsyncIterable[str | Task]) -> A
 
 
 def run_name(run: str | None, labels: Mapping[str, str]) -> str:
-    """The name of a batch's run: the one given, or the date, the time and four letters.
+    """The name of a batch's run: as given, or the date, the time and four letters.
 
     Raises ValueError if the labels set what a batch sets.
     """

@@ -126,7 +126,7 @@ class ServerConnection:
                 async with self._hold(self._cluster, arguments, close_budget, on_progress) as episode:
                     yield episode
                 return
-            # One that is not wanted any more would be started before its owner knows.
+            # An episode that is not wanted any more would be started before its owner knows.
             await anyio.lowlevel.checkpoint_if_cancelled()
             # Its time to close is the connection's: a user that is cancelled waits no longer, and the closing
             # of many episodes on a busy machine goes on.
@@ -205,7 +205,7 @@ class ServerConnection:
         """
         async with self._starting:
             # Each try is shielded: an episode that was started must be known here, or nobody would close it.
-            # One whose starter is cancelled between two tries ends for lack of a first request.
+            # An episode whose starter is cancelled between two tries ends for lack of a first request.
             reply = await self.ask(
                 "start_episode",
                 {**arguments, "wait": False},

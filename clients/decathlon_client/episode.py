@@ -174,8 +174,8 @@ class Episode:
     async def claim_done(self, answer: str | None = None) -> Reply:
         """Close the attempt. No tool works after that, and the server starts grading.
 
-        `answer`: the agent's final answer, which some tasks are graded by. One that cannot be sent is a reply
-        with `is_error`, as in `act`: the attempt is still open.
+        `answer`: the agent's final answer, which some tasks are graded by. An answer that cannot be sent is a
+        reply with `is_error`, as in `act`: the attempt is still open.
         """
         return await self.act(self._claim_name, None if answer is None else {"answer": answer})
 

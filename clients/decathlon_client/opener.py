@@ -63,7 +63,7 @@ OpenEpisode: TypeAlias = Callable[
 
 
 class EpisodeOpener:
-    """Opens the episodes of one lockstep or one batch, or a single one; they share a close budget."""
+    """Opens the episodes of one lockstep or one batch, or a single episode; they share a close budget."""
 
     def __init__(
         self, open_episode: OpenEpisode, resend_policy: ResendPolicy, options: OpeningOptions

@@ -77,7 +77,7 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # The start of the batch, or the end before the first one that counts.
+        # The start of the batch, or the end before the first that counts.
         self._times = deque([clock()], maxlen=PACE_EPISODES + 1)
 
     def note_end(self) -> None:

@@ -264,7 +264,7 @@ def _is_answered(request: httpx.Request) -> bool:
 async def bound_response(response: httpx.Response) -> None:
     """Let reading the body of a response fail once a message in it is too long.
 
-    Raises httpx.RemoteProtocolError for one that is compressed.
+    Raises httpx.RemoteProtocolError for a compressed response.
     """
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         await response.aclose()

@@ -46,7 +46,7 @@ from decathlon_client.values import (
 )
 
 CLOSE_SECONDS = 10.0
-"""How long the end of a session may take; the server ends one that is silent by itself."""
+"""How long the end of a session may take; the server ends a silent session by itself."""
 CONNECTION_CLOSED = -32000
 SESSION_TERMINATED = (-32600, 32600)
 """What the SDK (2.x, 1.x) answers for a server that no longer knows the session."""

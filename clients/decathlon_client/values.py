@@ -140,7 +140,7 @@ class Task:
 def check_weights(weights: Iterable[str], tasks: Iterable[Task]) -> None:
     """Check the names of weighted metrics before tasks are played.
 
-    Raises ValueError, with the metrics that there are, for one that none of the tasks has. A task whose
+    Raises ValueError, with the metrics that there are, for a metric that none of the tasks has. A task whose
     metrics are unknown may have any.
     """
     known: set[str] = set()
@@ -299,7 +299,7 @@ def is_http_url(text: str) -> bool:
 
 
 def server_token(token: str | None) -> str:
-    """`token`, or else the one in `DECATHLON_TOKEN`; empty for none.
+    """`token`, by default `DECATHLON_TOKEN`; empty for none.
 
     Raises ValueError if no header can carry it; the message does not contain it.
     """

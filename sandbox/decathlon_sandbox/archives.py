@@ -101,7 +101,7 @@ def _number(field: bytes) -> int:
 
 
 def _parts(name: bytes) -> Parts:
-    """The parts of a relative path. Raises RequestError for one that could lead out."""
+    """The parts of a relative path. Raises RequestError for a path that could lead out."""
     parts = tuple(name.split(b"/"))
     if len(parts) > MAX_DEPTH or any(part in (b"", b".", b"..") for part in parts):
         raise _broken(f"the name {name[:200]!r} is not relative and normalized, or too deep")
@@ -248,7 +248,7 @@ def _header(name: bytes, kind: bytes, size: int, link: bytes = b"", mode: int = 
 
 
 def _long(kind: bytes, name: bytes) -> bytes:
-    """The extended header for a name that is too long for an ordinary one."""
+    """The extended header for a name that is too long for an ordinary header."""
     if len(name) <= 100:
         return b""
     return _header(b"././@LongLink", kind, len(name) + 1) + name + b"\0" + _padding(name + b"\0")

@@ -198,7 +198,7 @@ def _is_bytecode(path: str) -> bool:
 
 
 def _is_lock(path: str, status: os.stat_result) -> bool:
-    # `uv run` creates one in the environment that it uses.
+    # `uv run` creates such a file in the environment that it uses.
     return os.path.basename(path) == ".lock" and stat.S_ISREG(status.st_mode) and not status.st_size
 
 

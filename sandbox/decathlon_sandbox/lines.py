@@ -72,7 +72,7 @@ class Lines:
         self._read_check, self.reads = crc32(nonce), True
 
     def begin_writing(self, nonce: bytes) -> None:
-        """The next line is the first one that is written for this attachment."""
+        """The next line is the first that is written for this attachment."""
         self._write_check = crc32(nonce)
 
     def stop_reading(self) -> None:

@@ -68,7 +68,7 @@ def used_bytes() -> int:
 
 
 def signal_all(number: int) -> None:
-    """Send a signal to all processes but this one, the first."""
+    """Send a signal to all processes but this first process."""
     try:
         os.kill(-1, number)
     except ProcessLookupError:
@@ -76,7 +76,7 @@ def signal_all(number: int) -> None:
 
 
 def kill_largest_processes(excess_bytes: int, finished_rounds: int) -> None:
-    """Kill so many processes as have that much memory, but not this one.
+    """Kill processes that have this much memory together, but not this process.
 
     What they share is counted for each of them; so in later rounds less is expected of each. The task's
     servers are this process's children, and spared in the first rounds.

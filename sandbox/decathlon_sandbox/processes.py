@@ -86,7 +86,7 @@ def read_environment(process: Process) -> bytes | None:
         return b""
     pid = process.pid
     if process.main_thread_ended:
-        # Only the other threads still have its memory, all the same one.
+        # Only the other threads still have its memory, all the same memory.
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
         except OSError:  # it has been reaped meanwhile

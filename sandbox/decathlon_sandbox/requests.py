@@ -167,7 +167,7 @@ class Requests:
         self.response_bytes = 0
 
     def receive(self, payload: bytes) -> None:
-        """Handle a message. One that cannot be read, such as a number of 5,000 digits, fails its request."""
+        """Handle a message. An unreadable message, such as a number of 5,000 digits, fails its request."""
         try:
             # Unpaired surrogates are accepted: they may be part of a tool's arguments.
             message = json.loads(payload.decode("utf-8", "surrogatepass"))
@@ -233,7 +233,7 @@ class Requests:
         return wire.RESPONSE_BUFFER_BYTES - used_bytes
 
     def _add(self, request_id: int, method: str, params: JsonObject) -> None:
-        """Begin a request, or keep it until there is room. One with an id that was used before never runs."""
+        """Begin a request, or keep it until there is room. A request with a used id never runs."""
         if self._used_ids.add(request_id):
             self._waiting[request_id] = Request(request_id, method, params, self._on_response)
             self.begin_waiting()

@@ -37,8 +37,8 @@ ProcessTable = dict[int, Process]
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 KILL_SECONDS = 5.0
 KILL_ALL_SECONDS = 20.0
-"""The same for all processes: one that outlives it costs the agent its reward. On a machine on which hundreds
-of sandboxes end at once, a killed process can take longer than KILL_SECONDS to be gone."""
+"""The same for all processes: a process that outlives it costs the agent its reward. On a machine on which
+hundreds of sandboxes end at once, a killed process can take longer than KILL_SECONDS to be gone."""
 KILL_INTERVAL_SECONDS = 0.002
 LATE_KILL_INTERVAL_SECONDS = 0.05
 """Time between two rounds after KILL_SECONDS."""

@@ -120,7 +120,7 @@ Requests: params -> result
             valid JSON; data as for `start`), TOO_LONG, FILES (the whole text cannot be written).
 `freeze`    {"spare": [PATTERN...]?} -> {"stderr": {NAME: STR...}}
             Kills every server and every other process of the sandbox except the driver. Permanent: `call` and
-            `start` fail with FROZEN from then on, also those in progress; `run` and `arrange` keep working.
+            `start` fail with FROZEN from then on, also in progress; `run` and `arrange` keep working.
             `stderr` has the end of what each server wrote there, if it wrote anything.
             Servers first have their stdin closed and get one second to exit, then SIGTERM and one more
             second, then SIGKILL. `spare` exempts processes that are running when the request arrives and

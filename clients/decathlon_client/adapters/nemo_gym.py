@@ -199,7 +199,7 @@ class ToolDecathlonResourcesServer(SimpleResourcesServer):
         return VerifyResponse.model_validate(body.model_dump() | result)
 
     async def close_resources_session(self, body: Session) -> Session:
-        """Close an Environment Server's session; also one that is closed, or was never seeded."""
+        """Close an Environment Server's session; also if it is closed, or was never seeded."""
         self._closed[body.resources_session_id] = time.monotonic()
         rollout = self._rollouts.pop(body.resources_session_id, None)
         if rollout is not None:
