@@ -46,7 +46,8 @@ REFILLS_AT_ONCE = 2
 """Sandboxes that are opened ahead at a time, at most. More would only slow down the episodes."""
 BUSY_SECONDS = 2.0
 """While episodes are set up, one sandbox is opened ahead in this time. The episode that has just taken one
-needs the processors for its set-up; but under a steady load there is always one that is being set up."""
+needs the processors for its set-up; but under a steady load there is always an episode that is being set
+up."""
 LOOK_SECONDS = 0.5
 """How often the pool looks whether it may open a sandbox, and whether memory is low."""
 RETRY_SECONDS = 10.0

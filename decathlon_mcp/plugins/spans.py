@@ -159,7 +159,7 @@ def _fail(span: Span, error: str) -> None:
 
 
 def _trace_context(get: Callable[[str], object]) -> TraceContext | None:
-    """The trace context of a client; None if it sent none, or one that does not fit."""
+    """The trace context of a client; None if it sent none, or an invalid context."""
     values = {key: get(key) for key in TRACE_KEYS}
     carrier = {
         key: value

@@ -1,4 +1,4 @@
-"""The attempts of an audit. Each is an episode; one that has a verdict already is not played again."""
+"""The attempts of an audit. Each is an episode; an attempt with a verdict is not played again."""
 
 from __future__ import annotations
 

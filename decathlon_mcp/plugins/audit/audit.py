@@ -88,7 +88,7 @@ async def audit(settings: Settings, options: AuditOptions, report: Report) -> in
 
 
 def default_run(suites: Sequence[Suite]) -> str:
-    """The name of an audit's run: another one as soon as a suite's files are others."""
+    """The name of an audit's run: another name as soon as a suite's files change."""
     digest = hashlib.sha256(json.dumps([(suite.name, suite.revision) for suite in suites]).encode())
     return f"audit-{digest.hexdigest()[:8]}"
 
@@ -448,9 +448,9 @@ class _TaskAudit:
 
 
 def find_oracle(target: Target) -> list[Step] | None:
-    """The script that solves a task: a bundled one, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
+    """The script that solves a task: bundled, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
 
-    Raises SuiteError for one that cannot be read.
+    Raises SuiteError for an unreadable script.
     """
     suite, task = target.suite, target.task.id
     if suite.path == suite_path():

@@ -155,7 +155,7 @@ def _random_steps(target: Target, seed: str, count: int) -> list[Step]:
 
 
 def changed_steps(target: Target, steps: Sequence[Step], seed: str) -> list[Step]:
-    """Steps with one more, one less or another one: the neighbour that hill-climbing tries."""
+    """Steps with one added, removed or replaced: the neighbour that hill-climbing tries."""
     if not steps:
         return _random_steps(target, seed, RANDOM_CALLS)
     maker, changed = target.calls(seed), [*steps]

@@ -104,7 +104,7 @@ class PreparedTasks:
     async def _slot(self, key: _Key) -> AsyncGenerator[PreparedSlot]:
         """Wait until the task's state is saved, or until it is the episode's turn to save it.
 
-        In the latter case others wait until the body is left.
+        During its turn, others wait until the body is left.
         """
         entry = await self._entry(key)
         async with entry.lock:

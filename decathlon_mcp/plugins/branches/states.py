@@ -155,8 +155,8 @@ class SavedStates:
     def add(self, state: SavedState, task_folder_archive: Path | None) -> None:
         """Keep a state whose snapshot is there; `task_folder_archive`: its `SEALED_FILE`. Deletes others.
 
-        Raises LimitExceededError for one that is too large, alone or beside what other tokens keep of their
-        shares, and OSError; then it is not kept.
+        Raises LimitExceededError for a state that is too large, alone or beside what other tokens keep of
+        their shares, and OSError; then it is not kept.
         """
         with self._lock:
             try:
@@ -228,7 +228,7 @@ class SavedStates:
 def _first_to_go(known: Mapping[Path, _Kept]) -> Path:
     """The oldest state of the token that has most.
 
-    That one is over its share where all states are too many.
+    This token is over its share where all states are too many.
     """
     used: Counter[str | None] = Counter()
     for kept in known.values():

@@ -122,7 +122,7 @@ class Node:
 class _ForwardedEpisode(Response):
     """The response of the node's server to `POST /episodes`.
 
-    If the server dies and comes back, its next response goes on in the same one.
+    If the server dies and comes back, its next response goes on in the same stream.
     """
 
     def __init__(self, http: httpx2.AsyncClient, url: str, body: bytes, headers: dict[str, str]) -> None:

@@ -115,8 +115,8 @@ def registered(
 ) -> Callable[[Check], Check]:
     """Register a check and give it a time limit.
 
-    `commands`: it needs a provider that runs commands. `survival`: one whose sandboxes outlive their server.
-    `snapshots`: one that runs commands, and whose sandboxes can be saved.
+    `commands`: it needs a provider that runs commands. `survival`: a provider whose sandboxes outlive their
+    server. `snapshots`: a provider that runs commands, and whose sandboxes can be saved.
     """
 
     def decorate(check: Check) -> Check:

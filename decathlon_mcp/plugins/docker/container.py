@@ -60,8 +60,8 @@ class Container:
     `exists`: it was opened by another server, whose label is `owner`.
     """
 
-    # Cancelling the task that waits for a thread does not stop the thread. So `remove` waits for an `open`
-    # in progress, and forbids one that has not begun yet.
+    # Cancelling the task that waits for a thread does not stop the thread. So `remove` waits for an `open` in
+    # progress, and forbids an `open` that has not begun yet.
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Container:
                 self._attach(api)
 
     def attach(self, api: Api) -> socket.socket:
-        """Attach the stream again; returns its new socket and closes the one before.
+        """Attach the stream again; returns its new socket and closes the old socket.
 
         Raises SandboxLostError if the container has ended or is paused; APIError.
         """

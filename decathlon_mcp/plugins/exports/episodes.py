@@ -120,7 +120,7 @@ def entry_to_json(entry: CallEntry | NoteEntry) -> JsonObject:
 
 
 def value_of(text: Text | None) -> Any:
-    """The value of JSON text; one that was cut, or is no JSON, is `{"text", "truncated", "size_bytes"}`."""
+    """The value of JSON text; for a cut text or none of JSON, `{"text", "truncated", "size_bytes"}`."""
     if text is None:
         return None
     if not text.truncated:

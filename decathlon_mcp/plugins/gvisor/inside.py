@@ -77,7 +77,7 @@ def close_streams():
 
 
 def hide_first_process(libc):
-    """Mount empty folders and an unreadable file over what other processes could read of this one.
+    """Mount empty folders and an unreadable file over what other processes could read of this process.
 
     Also make the kernel's settings read-only, one of which is who may trace whom.
     """

@@ -92,7 +92,7 @@ class EpisodeHistory:
         limit: int = PAGE_ITEMS,
         cursor: str | None = None,
     ) -> Page[RunSummary]:
-        """The runs, the one with the newest episode first. `owner`: only with that token's episodes.
+        """The runs, first the run with the newest episode. `owner`: only with that token's episodes.
 
         Any order but that by `newest` needs the numbers of all runs. Raises BadRequestError for a bad cursor.
         """

@@ -241,8 +241,8 @@ def episodes(
 
 
 def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
-    # With an owner, only indexes that begin with its token: by another one SQLite would read everybody's rows
-    # to find the few that are the owner's. It uses no index for a column with a plus.
+    # With an owner, only indexes that begin with its token: by another index SQLite would read everybody's
+    # rows to find the few that are the owner's. It uses no index for a column with a plus.
     plus = "" if query.owner is None else "+"
     outcome = f"{plus}outcome"
     columns = {
@@ -333,7 +333,7 @@ def branch_counts(
 
 
 def reason(ending: str | None, status: str | None, cause: str | None) -> str:
-    """Why an episode was lost, for people. Of one that its client has closed, the cause is the client's."""
+    """Why an episode was lost, for people. If its client has closed it, the cause is the client's."""
     if ending == CLOSED:
         return cause or "client left before grading"
     text = ending or "it has not ended yet"
@@ -421,7 +421,7 @@ def read_tree(connection: sqlite3.Connection, public_id: str, owner: str | None)
 
 
 def _path(connection: sqlite3.Connection, episode: EpisodeSummary, owner: str | None) -> list[TreeNode]:
-    """The episode and its origins, each of them a branch of the one before it."""
+    """The episode and its origins, each a branch of the episode before it."""
     path = [TreeNode(episode.public_id, episode)]
     while episode.origin is not None and len(path) <= MAX_TREE_ORIGINS:
         above = summary(connection, episode.origin.episode, owner)

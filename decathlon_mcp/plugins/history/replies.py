@@ -148,7 +148,7 @@ def compare_replies(old: ReplyText, new: ReplyText, paths: Paths | None = None) 
 
 
 def changed_in(arguments: object, changed: Iterable[str]) -> list[str]:
-    """The identifiers in a call's arguments that have changed, or that begin like one that has."""
+    """The identifiers in a call's arguments that have changed, or begin like a changed identifier."""
     if not (known := set(changed)):
         return []
     words = {match[0] for match in _WORD.finditer(json.dumps(arguments, ensure_ascii=False))}

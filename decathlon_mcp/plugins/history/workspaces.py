@@ -94,7 +94,7 @@ def _members(reader: ArchiveReader) -> Iterator[LeftFile]:
             kind = "other" if member.name_unreadable else _KINDS.get(member.kind, "other")
             yield LeftFile(number, name, kind, member.size if kind == "file" else 0, member.link)
             number += 1
-        # To look for the next one would decompress all of this one's body.
+        # To look for the next member would decompress all of this member's body.
         if reader.end > MAX_READ_BYTES:
             return
 

@@ -299,7 +299,7 @@ def _numbers(value: object) -> dict[str, float]:
 
 
 def replayed_by(episode: EpisodeSummary) -> str | None:
-    """The public id of the episode that this one replays; None for any other episode."""
+    """The public id of the episode that this episode replays; None for any other episode."""
     replayed = episode.labels.get(REPLAY_LABEL)
     # A branch of a replay has its labels, and anybody can give one.
     return replayed if episode.origin is None and replayed and is_public_id(replayed) else None
@@ -350,7 +350,7 @@ class _Digest:
 class Row:
     """Calls that were aligned, by their numbers; None where an episode has none.
 
-    `differs`: in what; empty for equal calls. `folded`: how many equal rows this one stands for.
+    `differs`: in what; empty for equal calls. `folded`: how many equal rows this row stands for.
     """
 
     a: int | None

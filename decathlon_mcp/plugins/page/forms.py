@@ -282,7 +282,7 @@ class SavedForms:
         self._bytes = 0
 
     def get(self, public_id: str, tool: str) -> SavedForm:
-        """The form as it was last saved; an empty one if it was not."""
+        """The form as it was last saved; an empty form if it was not."""
         return self._forms.get((public_id, tool), (SavedForm(), 0))[0]
 
     def save(self, public_id: str, tool: str, form: SavedForm, size_bytes: int) -> None:

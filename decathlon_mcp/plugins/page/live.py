@@ -70,7 +70,7 @@ class Snapshot:
     places: int
 
     def has(self, public_id: str) -> bool:
-        """Whether an episode plays on this server; others of its state folder may play on another one."""
+        """Whether an episode plays on this server; others of its state folder may play on another server."""
         return any(each.public_id == public_id for each in self.episodes)
 
 
@@ -126,7 +126,7 @@ def _live_episode(episode: Episode) -> LiveEpisode:
 
 @dataclass(frozen=True, slots=True)
 class LiveQuery:
-    """What one viewer looks at. `owner`: only that token's episodes. `episode`: only the one with this id."""
+    """What one viewer looks at. `owner`: only that token's episodes. `episode`: only this id."""
 
     owner: str | None = None
     episode: str | None = None
@@ -151,7 +151,7 @@ class LiveFeed:
     def snapshot(self) -> Snapshot:
         """The newest snapshot, at most `SNAPSHOT_SECONDS` old."""
         now = self.clock()
-        # A little less than the streams' pause, so that each of their rounds has a new one.
+        # A little less than the streams' pause, so that each of their rounds has a new snapshot.
         if self._newest is None or now - self._made_at > 0.9 * SNAPSHOT_SECONDS:
             self._newest, self._made_at = self.server.snapshot(), now
             self._encoded.clear()

@@ -172,7 +172,7 @@ class PlayPages:
         return await self._site.in_thread(render)
 
     async def _start(self, visit: Visit) -> Response:
-        """Start an attempt; the same form again leads to the same one."""
+        """Start an attempt; the same form again leads to the same attempt."""
         episode = self._registry.start(
             visit.form.get("task", ""),
             visit.viewer.principal,
@@ -409,7 +409,7 @@ class PlayPages:
 
 
 async def _attend(episode: Episode, seconds: float, *calls: Call) -> None:
-    """Wait for calls that run, all if none are named. One that nobody waits for is cancelled in the end."""
+    """Wait for calls that run, all if none are named. Calls that nobody waits for are cancelled at last."""
 
     async def wait(call: Call) -> None:
         with suppress(DecathlonError):

@@ -90,7 +90,7 @@ def _image(
     image = tokens[index]
     text = escape(image.content or "image")
     depth = sum(token.nesting for token in tokens[:index] if token.type in ("link_open", "link_close"))
-    # A link cannot be in another one.
+    # A link cannot be in another link.
     return str(text) if depth else f"{_link_to(image.attrs.get('src'))}{text}</a>"
 
 

@@ -175,7 +175,7 @@ class Site:
     async def read_form(self, request: Request) -> dict[str, str]:
         """The fields of the form that somebody who is known has sent; none of a request that is no POST.
 
-        Raises BadRequestError, and HTTPException for a long one that takes too long.
+        Raises BadRequestError, and HTTPException for a long form that takes too long.
         """
         if request.method != "POST":
             return {}

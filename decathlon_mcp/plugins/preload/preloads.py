@@ -4,9 +4,9 @@ Decided 2026-11-28: servers are forked outside of their sandboxes, and not withi
 that has imported the libraries pays for a task with several servers of the same Python only, and costs an
 import in each sandbox; 1,024 sandboxes with a server each would take as long as before.
 
-Decided 2026-11-28: one process for each program, and not one for each Python. So a fork has no module that
-the server would not have imported itself, in the same order, and the interpreter was started with the same
-options, variables and command line.
+Decided 2026-11-28: one process for each program, not for each Python. So a fork has no module that the server
+would not have imported itself, in the same order, and the interpreter was started with the same options,
+variables and command line.
 
 A driver can only name a server of its own task. Everything else is decided here, by the definitions of the
 suite: what is imported outside of sandboxes never depends on what an agent does. A server's imports are

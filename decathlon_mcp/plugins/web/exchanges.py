@@ -1,7 +1,7 @@
 """Exchanges of the recorded web: how the plug-in's parts pass them on, and which exchange answers a request.
 
 Server and addon send each other JSON objects, one a line. The server writes to the addon's stdin, the addon
-to its stdout. The first line from the server is a `Configuration`, the first one from the addon a `Ready`.
+to its stdout. The first line from the server is a `Configuration`, the first line from the addon a `Ready`.
 From then on the server sends requests, and the addon answers each with its `id`, not always in their order:
 
     {"id": N, "do": "open", ...}                             a `SessionSpec`
@@ -327,7 +327,7 @@ def normal_url(url: str) -> str:
 
 
 def _is_cache_buster(name: str, value: str) -> bool:
-    """Whether a query parameter only tells a request from an earlier one."""
+    """Whether a query parameter only distinguishes repeated requests."""
     if _CACHE_BUSTER.fullmatch(name):
         return value.replace(".", "").isdecimal()
     moment = _TIME.fullmatch(value)

@@ -233,7 +233,7 @@ class Recording:
         return next(iter(self._rows(query, values)), None)
 
     def add(self, part: Part, key: RequestKey, number: int, response: WebResponse) -> None:
-        """Store a response, in place of one with the same number. Raises RecordingFullError."""
+        """Store a response, replacing a response of the same number. Raises RecordingFullError."""
         digest = hashlib.sha256(response.body).hexdigest()
         now = datetime.now(UTC).isoformat(timespec="microseconds")
         headers = json.dumps(response.headers.items)

@@ -67,7 +67,7 @@ UNREACHABLE_STATUS = 502
 MAX_MISSES = 200
 """Different requests without an answer that a session remembers."""
 WAIT_SECONDS = 20.0
-"""How long a sandbox waits for another one that asks a site for the same, and may never read the answer."""
+"""How long a sandbox waits for another that asks a site for the same, and may never read the answer."""
 SETTLE_SECONDS = 10.0
 """How long the counts of a session wait for what is being recorded."""
 MAX_KEYS = 20_000
