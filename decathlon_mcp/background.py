@@ -45,8 +45,8 @@ class LazyTimer:
     Times are by the event loop's clock.
     """
 
-    # A timer of the event loop costs more than most of what a call needs. So this one is left as it is while
-    # its time becomes a later one.
+    # A timer of the event loop costs more than most of what a call needs. So this timer is left as it is
+    # while its time becomes later.
     __slots__ = ("_at", "_call", "_handle", "_rings_at")
 
     def __init__(self, call: Callable[[], object]) -> None:

@@ -99,7 +99,7 @@ class Listener(Protocol):
         ...
 
     def episode(self, suite: str, task: str, public_id: str) -> Emit:
-        """What takes the events of an episode, one that begins or one of a dead server."""
+        """Takes the events of an episode that begins, or of a dead server's episode."""
         ...
 
 

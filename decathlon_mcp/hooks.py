@@ -6,7 +6,7 @@ fewer. `decathlon_mcp.plugins.PLUGINS` lists them; an entry point of the group `
 `Plugin` of another distribution.
 
 They are imported at every start, their parts only when they are used: so parts are named as
-"module:attribute", and a module that has a `Plugin` imports nothing but this one.
+"module:attribute", and a module that has a `Plugin` imports nothing but this module.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Plugin:
     """Functions that make a route of `serve` (Starlette's `Route`, with a name) from its registry, tokens,
     `BodyReader`, public URL and, by name, whether it `has_page`."""
     lobby_tools: Sequence[str] = ()
-    """Tools of the lobby, classes of `protocol.lobby_tools.LobbyTool`. One with the name of another tool is a
-    subclass of it, with more arguments, and stands in its place."""
+    """Tools of the lobby, classes of `protocol.lobby_tools.LobbyTool`. A tool with the name of another tool
+    is a subclass of it, with more arguments, and stands in its place."""
     spans: str = ""
     """A function that makes a context of a server's `events.Spans`, of its settings; None without them."""
     listeners: Sequence[str] = ()
@@ -88,7 +88,7 @@ class Plugin:
     """Functions that make columns of an episode's row, for lists, of its members that are written."""
     background: Sequence[str] = ()
     """Functions that make what a server runs beside its episodes, an asynchronous function, of its settings
-    and its `Store`; None without it. One that fails is run again."""
+    and its `Store`; None without it. After a failure it is run again."""
     sandbox_source: str = ""
     """A function that makes the `SandboxSource` of a server, of its settings and its `Admission`, or None."""
     pass_rates: str = ""

@@ -37,7 +37,7 @@ _ALL = bytes(range(256))
 _NOT_NODES = _ALL.translate(None, b"[{,:")
 _NOT_STRUCTURE = _ALL.translate(None, b'[]{},:"')
 _NOT_BRACKETS = _ALL.translate(None, b"[]{}")
-# As signed bytes: 1 for an opening bracket, -1 for a closing one.
+# As signed bytes: 1 for an opening, -1 for a closing bracket.
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _NUMBER_FORMS = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS, _LARGE_EXPONENT, _LARGE_SIGNED_EXPONENT = b"0" * _MAX_DIGITS, b"0e000", b"0e+000"
@@ -135,7 +135,7 @@ def _outside_strings(text: bytes | bytearray, max_nodes: int) -> bytes | bytearr
 
 
 def _without_escapes(text: bytes | bytearray) -> bytes | bytearray:
-    """The text without escaped quotation marks: every one that is left begins or ends a string."""
+    """The text without escaped quotation marks: every remaining mark begins or ends a string."""
     if b"\\" not in text:
         return text
     # First the escaped backslashes, so that every backslash which remains escapes what follows it.

@@ -25,7 +25,7 @@ MAX_NAME_CHARACTERS = 200
 """Length of the longest name here. Messages do not repeat longer names."""
 MAX_SIMILAR_CHARACTERS = 100
 MAX_CANDIDATES = 600
-"""More than a suite has tasks. An agent may have named 2,000 tools, and call one that there is not again and
+"""More than a suite has tasks. An agent may have named 2,000 tools, and call a missing tool again and
 again."""
 MAX_COMPARED = 16
 """Candidates that are compared exactly: two names of 100 characters can take a millisecond."""
@@ -124,7 +124,7 @@ def find_problems(
     """
     names = {*more_names, *_field_names(schema)}
     messages: dict[Path, list[str]] = {}
-    # A misspelt field is also a missing one, and the misspelling explains more.
+    # A misspelt field is also missing, and the misspelling explains more.
     details = error.errors(include_url=False, include_input=False)
     for detail in sorted(details, key=lambda detail: detail["type"] not in _UNKNOWN):
         path = _path(detail["loc"], value)
@@ -145,7 +145,7 @@ def read_arguments(model: type[Model], source: str, values: Mapping[str, Any]) -
     """The arguments of a client as an instance of the model.
 
     `source` names what they are given to. null stands for a member that is not there, where one need not be.
-    Raises BadRequestError naming each one that does not fit.
+    Raises BadRequestError naming each wrong member.
     """
     if len(values) > MAX_ARGUMENTS:
         raise BadRequestError(f"{source}: more than {MAX_ARGUMENTS} arguments")

@@ -101,7 +101,7 @@ class ArchiveReader:
         self._body_start = 0
         self._body_bytes = 0
         self.end = 0
-        """Offset behind the last member that was read, where a further one can be written."""
+        """Offset behind the last member that was read, where a further member can be written."""
 
     @classmethod
     def of_file(cls, file: BinaryIO) -> ArchiveReader:
@@ -280,7 +280,7 @@ def _decoded(name: bytes) -> str:
 
 
 def extends_next(header: bytes | bytearray) -> bool:
-    """Whether this header only describes the one after it."""
+    """Whether this header only describes the next header."""
     return header[156:157] in _EXTENSIONS
 
 

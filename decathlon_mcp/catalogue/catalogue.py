@@ -125,7 +125,7 @@ class Catalogue:
     def _in_zone_of_sandboxes(self, suite: Suite, when: datetime | None) -> datetime:
         """The moment as the clock of a sandbox shows it, which the task's programs read. None: now.
 
-        A time without an offset is one of that clock. Raises BadRequestError for one that no clock shows.
+        A time without an offset is one of that clock. Raises BadRequestError for a time that no clock shows.
         """
         zone = self._host.zones.get(suite.name)  # None: this machine's
         if when is None:

@@ -204,8 +204,8 @@ def _any_matches(words: Iterable[str], pattern: str) -> bool:
 
 def _matches(word: str, pattern: str) -> bool:
     """Whether a word is the pattern, in which `*` stands for any text."""
-    # Not `fnmatch`, which compiles each pattern to a regular expression, takes milliseconds for a long one,
-    # and keeps 32,768 of them.
+    # Not `fnmatch`, which compiles each pattern to a regular expression, takes milliseconds for a long
+    # pattern, and keeps 32,768 of them.
     first, *others = pattern.split("*")
     if not others:
         return word == pattern

@@ -268,7 +268,7 @@ def _list_common(command: Callable[..., object]) -> None:
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status.
 
-    It is 2 for a wrong command line, also one that names an episode, a run or a task that there is not.
+    It is 2 for a wrong command line, also for a missing episode, run or task.
     """
     if words and words[0] == "help":
         words = [*words[1:], "--help"]

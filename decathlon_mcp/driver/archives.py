@@ -96,7 +96,7 @@ def _save(packed: bytes, archive: Path) -> None:
 
 
 def _unpack_step(folder: PurePosixPath, archive: ArchiveSource) -> JsonObject | None:
-    """The step of `arrange` that unpacks an archive; None for one that is too large. Blocks.
+    """The step of `arrange` that unpacks an archive; None for a large archive. Blocks.
 
     Raises BadRequestError.
     """

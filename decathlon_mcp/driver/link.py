@@ -63,8 +63,8 @@ but no single step keeps the event loop waiting for longer than 10 ms."""
 NOTIFICATION_BYTES_PER_SECOND = 1 << 20
 NOTIFICATION_BYTES_BURST = 8 << 20
 NOTIFICATION_COST_BYTES = 4 << 10
-"""Limits on the notifications of one sandbox that are passed on: a short one counts as much as its cost. So
-there are some twice as many as a driver passes on."""
+"""Limits on the notifications of one sandbox that are passed on: a short notification counts as much as its
+cost. So there are some twice as many as a driver passes on."""
 OVERHEAD_BYTES = 100
 """Counted for every pending request in addition to its length, which bounds many short requests too."""
 DONE_AFTER_BYTES = 64 << 10
@@ -246,7 +246,7 @@ class DriverLink(DriverStream):
             self._queue[request_id] = request
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request, and cancel it in the driver. No effect on one that has its outcome."""
+        """Forget a request, and cancel it in the driver. No effect on a request that has its outcome."""
         self._queue.pop(request_id, None)
         request = self._take(request_id)
         if request_id in self._unanswered:
@@ -291,7 +291,7 @@ class DriverLink(DriverStream):
         """The error that says why the link has closed, with the provider's cause if it knows one."""
         loss = self._loss or Loss()
         cause = await self._sandbox.cause_of_end() or loss.cause
-        # The engine is asked as well: one that does not answer would explain a silent driver.
+        # The engine is asked as well: a silent engine would explain a silent driver.
         is_at_fault = loss.by_driver and cause is None and await self._sandbox.is_running()
         reason = loss.reason or "the sandbox's first process ended"
         return SandboxLostError(
@@ -442,7 +442,7 @@ class DriverLink(DriverStream):
 class Heartbeat:
     """Sends a ping three times in each lease, and reports a driver that stays away.
 
-    `boot_seconds`: how long the driver may take to be attached; None for one that runs already.
+    `boot_seconds`: how long the driver may take to be attached; None for a running driver.
     """
 
     # A timer of the event loop and no task: of a thousand episodes most are idle, and a task that sleeps

@@ -283,7 +283,7 @@ class DriverStream(ABC):
             seconds = self._reading.spend(attaching.resent_bytes)
             await anyio.sleep(max(seconds, attaching.began_at + ATTACH_SECONDS - time.monotonic()))
             if not attaching.is_due:
-                return  # the answer to the one before came late
+                return  # the answer to the previous attachment came late
             self._detach()
             attaching.began_at, attaching.resent_bytes = time.monotonic(), 0
             nonce = attaching.nonce = secrets.token_hex(NONCE_DIGITS // 2).encode()
@@ -350,7 +350,7 @@ class DriverStream(ABC):
                 self.attach()
         elif line.kind == b"refused":
             if line.numbers[0] > self.reconnect.generation:
-                # No other one can have: it would need the state folder, which this one has locked.
+                # No other server can have: it would need the state folder, which this server has locked.
                 reason = "it says that another server process has taken it over"
                 self._lose(Loss(reason, by_driver=True))
         elif line.kind == b"attached" and not self._lines.reads:

@@ -115,7 +115,7 @@ class Recovery:
         """Remove what dead servers left, at the end of this server, once its episodes have ended.
 
         An episode that ends before its sandbox was taken back leaves it running, without a row. The next
-        server removes what this one cannot remove in time.
+        server removes what this server cannot remove in time.
         """
         if self._owners:
             with anyio.move_on_after(ENGINE_SECONDS, shield=True):
@@ -171,13 +171,13 @@ class Recovery:
         episode = read_episode(row, tuple(store.find(SandboxRow, episode=row.id)), self.registry.catalogue)
         if episode.verdict is None:
             # Its server could not write the store any more. Clients may have this verdict, and there must not
-            # be a second one.
+            # be a second verdict.
             episode = replace(episode, verdict=_written_verdict(self.registry.folder(row.id)))
         obstacle = episode.obstacle or _obstacle(self.registry.factory(episode.suite).provider, episode)
         return replace(episode, obstacle=obstacle)
 
     def _recover(self, stored: StoredEpisode) -> None:
-        """Continue an episode in the background; one that cannot be continued ends there."""
+        """Continue an episode in the background, or end it there."""
         registry, spec, is_admitted = self.registry, stored.spec, stored.phase is not Phase.QUEUED
         about = {"episode": spec.public_id, "task": spec.task_name}
         ticket = registry.admission.restore(

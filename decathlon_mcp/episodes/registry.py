@@ -195,7 +195,7 @@ class EpisodeRegistry:
         return self.options.journals / handle
 
     def factory(self, suite: str) -> SandboxFactory:
-        """The factory for the sandboxes of that suite; one without tasks for a suite that is gone."""
+        """The factory for the sandboxes of that suite; for a suite that is gone, a factory without tasks."""
         factory = self.factories.get(suite)
         if factory is None:
             # An episode of it that ended, or that a dead server had, is still asked for.

@@ -44,7 +44,7 @@ def find_function(folder: Path, module: str, arguments: Collection[str]) -> Foun
     """The function `evaluate` of a task, whose folder and evaluator (`evaluation/main.py`) are given.
 
     It is used if all its required parameters are among `arguments`, if it may return a dict, and if importing
-    its module runs nothing. A text says why one that is there is not used; None means that there is none.
+    its module runs nothing. A text says why an existing function is not used; None means that there is none.
     """
     problem = None
     for name in dict.fromkeys((module, FUNCTION_FILE)):

@@ -138,8 +138,8 @@ class FaultFinder:
     ) -> AsyncGenerator[None]:
         """Around one operation on the open sandbox; decides about errors of these `kinds`.
 
-        Raises AgentsFaultError for a failure that is the agent's. Another one is raised again with the rule
-        in its message, as a SandboxLostError if it was no DecathlonError.
+        Raises AgentsFaultError for a failure that is the agent's. Another failure is raised again with the
+        rule in its message, as a SandboxLostError if it was no DecathlonError.
         """
         began = anyio.current_time()
         try:

@@ -200,7 +200,7 @@ class AllowedHosts:
         )
 
     def accepts(self, origin: str, host: _Authority) -> bool:
-        """Whether a page of this origin may send requests: one of the server's own, or of an allowed one."""
+        """Whether a page of this origin may send requests: one of the server's own, or an allowed origin."""
         normalized = normalized_origin(origin)
         if normalized is None:
             return False

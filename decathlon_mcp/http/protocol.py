@@ -247,7 +247,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._connection.lose()
         self._connections.remove(self)
         super().connection_lost(exc)
-        # uvicorn tells the last request only, which may be one that waits for the response to this one.
+        # uvicorn tells the last request only, which may wait for the response to this request.
         self.pipeline.clear()
         _disconnect(self.running)
 
@@ -256,8 +256,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         probe = None if self._refused or self._in_body else self._probe()
         if probe is None or self._connection.settled is not None:
             return False
-        # The client may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of one that
-        # is gone resets the connection once something arrives.
+        # The client may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of a client
+        # that is gone resets the connection once something arrives.
         self._connection.settled = asyncio.Event()
         self._send_probes(probe, self._connection.settled, list(PROBE_SECONDS))
         return True

@@ -62,7 +62,7 @@ class Headers(dict[bytes, bytes]):
 
     @property
     def is_sessionless(self) -> bool:
-        """Whether they name a revision without sessions, or one that is not known."""
+        """Whether they name a revision without sessions, or an unknown revision."""
         version = self.text(VERSION)
         return version is not None and version not in HANDSHAKE_VERSIONS
 

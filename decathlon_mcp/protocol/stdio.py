@@ -365,5 +365,5 @@ def _write_all(output: int, data: bytes) -> None:
         try:
             view = view[os.write(output, view) :]
         except BlockingIOError:
-            # The process that started this one shares the descriptor's flags.
+            # The parent process shares the descriptor's flags.
             select.select([], [output], [])

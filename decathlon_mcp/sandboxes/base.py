@@ -104,11 +104,11 @@ class Sandbox(Protocol):
         ...
 
     async def reopen(self) -> None:
-        """Replace `stream`, which has ended, by a new one to the same first process. Only if it `survives`.
+        """Replace `stream`, which has ended, with a new stream to the first process. Only if it `survives`.
 
         Bytes that were on their way may be lost, also in the middle of a message, and the new stream may
         begin with the end of an older message. While there is no stream, the first process can write at least
-        32 KiB without waiting; one that must not wait at all writes without blocking.
+        32 KiB without waiting; a process that must not wait at all writes without blocking.
 
         Raises SandboxLostError if the first process has ended or is paused for good, and
         ProviderUnavailableError if the engine does not answer; then it can be tried again.
@@ -141,7 +141,7 @@ class Sandbox(Protocol):
         """Pack `folder`, an absolute path inside, into a plain tar at `archive` on the host.
 
         Member names are relative to `folder` ("./a/b"). Links are packed as links, sockets are left out. A
-        missing `folder`, or one that is no folder, gives an archive without members. Works on a paused
+        missing `folder`, or a path that is no folder, gives an archive without members. Works on a paused
         sandbox. The archive is untrusted: read it with `decathlon_mcp.archives`, never unpack it on the host.
 
         Raises LimitExceededError if the archive exceeds `limit_bytes` (then there is no file at `archive`);
@@ -187,7 +187,7 @@ def ended_from_inside(error: SandboxLostError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `doctor`. `cure` says what to do; one that is `ok` and has a cure is a warning.
+    """One line of `doctor`. `cure` says what to do; a check that is `ok` and has a cure is a warning.
 
     `required`: whether a server does not start unless this is `ok`.
     """
@@ -303,8 +303,8 @@ class Provider(Protocol):
     def reattach(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Continue a sandbox that a server labelled `owner` opened with this spec, and that survived it.
 
-        No other server may have it open. On exit it is removed, as one that this object opened. A paused
-        sandbox is reattached paused: files can be copied from it, and its stream has ended.
+        No other server may have it open. On exit it is removed, as after `open`. A paused sandbox is
+        reattached paused: files can be copied from it, and its stream has ended.
 
         Raises SandboxLostError if there is none or its first process has ended; it is then removed.
         Raises ProviderUnavailableError if the engine does not answer; it is then kept, and this can be tried

@@ -30,7 +30,7 @@ DESCRIPTORS_PER_SANDBOX = 8
 """Measured: 3 in a container, 4 without isolation, 5 in namespaces. Besides, a grader's sandbox opens while
 the agent's closes, and an episode has a log."""
 CONNECTIONS_PER_EPISODE = 2
-"""Each is one descriptor. A client has one for its requests and one for a stream."""
+"""Each is one descriptor. A client has a connection for its requests and a connection for a stream."""
 CONNECTIONS_SHARE = 0.75
 """Share of the descriptors that connections may use; the rest is for sandboxes."""
 

@@ -183,7 +183,7 @@ def load_provider(name: str) -> ProviderPlugin:
 
 
 def parse_options(name: str, given: Sequence[str]) -> BaseModel:
-    """The options given as NAME=VALUE. Raises SettingsError for one that the provider does not take."""
+    """The options given as NAME=VALUE. Raises SettingsError for an option that the provider does not take."""
     model = load_provider(name).options
     values: dict[str, str] = {}
     for text in given:

@@ -168,8 +168,8 @@ class Store:
     def open(cls, state: Path, server: str) -> Generator[Self]:
         """Open or create the database of a state folder for the server of that name.
 
-        A server that ends this context has ended its episodes: no other one continues its sessions, which are
-        deleted. One that leaves them to the next ends without it.
+        A server that ends this context has ended its episodes: no other server continues its sessions, which
+        are deleted. A server that leaves them to the next ends without it.
 
         Raises SettingsError if the folder's file system cannot hold it, or it has another schema.
         """
@@ -340,7 +340,7 @@ class Store:
         )
 
     def update_episode(self, episode: str, **columns: Any) -> None:
-        """Replace some columns of an episode; its run stays the one with which it began."""
+        """Replace some columns of an episode; its run stays the same."""
         values = _columns(columns)
         names = ", ".join(f"{name} = ?" for name in values)
         self.write((f"UPDATE episodes SET {names} WHERE id = ?", (*values.values(), episode)))

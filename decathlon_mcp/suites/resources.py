@@ -75,7 +75,7 @@ class SuiteResources:
         }
 
     def _token_file(self, file: str) -> Path:
-        """A file of `SOURCES` in the checkout, or what the profile has in the place of a missing one."""
+        """A file of `SOURCES` in the checkout, or the profile's replacement of a missing file."""
         path = self.checkout / file
         return path if path.exists() else self.checkout / dict(self.profile.stand_ins).get(file, file)
 
@@ -125,7 +125,7 @@ class SuiteResources:
         )
 
     def service(self, name: str) -> Service:
-        """The service of that name, or the private one in its place; defaults for an unknown one."""
+        """The service of that name, or the private service in its place; defaults for an unknown name."""
         return self.settings.services.get(name, Service()).in_use
 
     def accounts(self, task: Task) -> dict[str, Account]:

@@ -147,7 +147,7 @@ def _at_root(command: str, args: list[str], root: PurePosixPath) -> tuple[list[s
 
 
 def read_server(path: Path) -> ServerConfig | None:
-    """Read a server's file; None for an empty one. Raises SuiteError naming file, line and field."""
+    """Read a server's file; None if it is empty. Raises SuiteError naming file, line and field."""
     content = read_yaml(path)
     if not content:
         return None

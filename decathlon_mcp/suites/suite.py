@@ -232,7 +232,7 @@ class Suite:
     def server_specs(self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
         """The SERVER objects for the driver's `start`, in the task's order.
 
-        Raises SuiteError for a server that has no file in the checkout, or one with errors.
+        Raises SuiteError for a server whose file is missing in the checkout, or has errors.
         """
         for name in task.needs.servers:
             if name not in self.servers:

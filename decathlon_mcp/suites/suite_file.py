@@ -213,7 +213,7 @@ class Service(Model):
 
     @property
     def in_use(self) -> Service:
-        """This service, or the private one that is used in its place."""
+        """This service, or the private service that is used in its place."""
         return self if self.available or self.private is None else self.private
 
     @property

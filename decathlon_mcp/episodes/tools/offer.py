@@ -104,7 +104,7 @@ class ToolOffer:
         return digest
 
     async def copy(self, tools: JsonObject) -> str:
-        """Offer these tools of another episode, of whose sandbox this one's is a copy.
+        """Offer these tools of another episode, from whose sandbox this episode's was copied.
 
         Unless the episode offers some already. Returns what `complete` returns.
         """

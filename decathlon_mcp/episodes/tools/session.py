@@ -127,7 +127,7 @@ class ServerStarts:
                 raise DriverError(server.failure.message, **server.failure.data)
             async with self._turn():
                 # Shielded: a caller that is cancelled must not stop a server for which others wait. The end
-                # of the sandbox ends the start. One that is ahead ends with the attempt, before the sandbox.
+                # of the sandbox ends the start. A start ahead ends with the attempt, before the sandbox.
                 with anyio.CancelScope(shield=not ahead):
                     while not server.is_running:
                         await self._start(name, server, ahead=ahead)

@@ -1,6 +1,6 @@
 """Traces of hidden folders among the files that a sandbox is shown.
 
-A folder with answers is replaced by an empty one, but what is in it can be had or guessed from other files
+A folder with answers is replaced by an empty folder, but what is in it can be had or guessed from other files
 too: repositories with its history, lists of installed files with their sizes and hashes, other installations
 of the bundled suite.
 """
@@ -32,7 +32,7 @@ MAX_ENTRIES = 4_000_000
 MAX_DEPTH = 100
 SEARCH_SECONDS = 120.0
 MAX_LIST_BYTES = 32 << 20
-"""A longer list of files is replaced by an empty one."""
+"""A longer list of files is replaced by an empty list."""
 MAX_COVERED = 200
 _MAX_POINTER_BYTES = 4096
 

@@ -47,7 +47,7 @@ class Hierarchies:
 
     @classmethod
     def of_this_process(cls, process: Path = Path("/proc/self")) -> Self:
-        """Look for groups in which this process may create others. Creates and removes one in each."""
+        """Look for groups in which this process may create others. Creates and removes a group in each."""
         try:
             groups = list(_own_groups(read_kernel_file(process / "cgroup")))
             mounts = list(_mounts(read_kernel_file(process / "mountinfo")))
@@ -243,7 +243,7 @@ def _parent(mount: _Mount, own: str, controller: str) -> Path | None:
 
 
 def _passes_on(group: Path, controller: str) -> bool:
-    """Whether groups in this one have the controller. Tries to switch it on."""
+    """Whether groups in this group have the controller. Tries to switch it on."""
     file = group / "cgroup.subtree_control"
     try:
         if controller in read_kernel_file(file).split():

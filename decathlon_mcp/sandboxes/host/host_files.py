@@ -284,7 +284,7 @@ def _absolute(path: str | Path) -> Path:
 
 
 def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """The paths that lie in no other one."""
+    """The paths that lie in no other path."""
     found: list[Path] = []
     for path in sorted(dict.fromkeys(paths), key=lambda path: len(path.parts)):
         if not any(map(path.is_relative_to, found)):

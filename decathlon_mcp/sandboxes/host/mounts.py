@@ -260,7 +260,7 @@ def closed_parent(folder: Path) -> Path | None:
 
 @cache
 def _view_of_folders(closed: tuple[tuple[Path, Path], ...]) -> int:
-    """`closed`: folders to be reached, each with the one above that is closed."""
+    """`closed`: folders to be reached, each with its closed parent."""
     return _create_view(lambda: _open_folders(closed))
 
 

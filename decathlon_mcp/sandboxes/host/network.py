@@ -1,4 +1,4 @@
-"""A network of a sandbox's own, which leads to other machines and never to this one.
+"""A network of a sandbox's own, which leads to other machines and never to this machine.
 
 slirp4netns(1) receives what the sandbox sends and passes it on through sockets of this machine, so it also
 reaches what listens here: it refuses this machine's loopback interface, and routes in the sandbox refuse
@@ -198,7 +198,7 @@ def open_namespaces(first_process: ProcessId, stack: ExitStack) -> tuple[int, in
     try:
         network = os.open(f"/proc/{first_process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, network)
-        # The first process may be in another one, which bubblewrap has created for its user.
+        # The first process may be in another namespace, which bubblewrap has created for its user.
         user = fcntl.ioctl(network, _NS_GET_USERNS)
         stack.callback(os.close, user)
     except OSError as error:

@@ -139,8 +139,8 @@ class _Job:
         self.round_count += 1
         members = living_members(self.root, self.known)
         self.known |= members.keys()
-        # A process acts on the signal before it can start another one, and an uninterruptible process before
-        # it can do anything else.
+        # A process acts on the signal before it can start another process, and an uninterruptible process
+        # before it can do anything else.
         unstopped = [
             process_id
             for process_id, process in members.items()
@@ -180,7 +180,7 @@ class ProcessSignaller:
 
     async def _run(self, job: _Job) -> bool:
         # One waiting task makes the rounds for all jobs. Several hundred sandboxes that end together take
-        # hardly more rounds than one, and one whose processes do not end delays no other.
+        # hardly more rounds than a single sandbox, and a sandbox whose processes do not end delays no other.
         self._jobs.append(job)
         try:
             while job.done is None:

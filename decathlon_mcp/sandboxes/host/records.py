@@ -65,7 +65,7 @@ def unfinished_folder_prefix(owner: str) -> str:
 
 
 def sandbox_owners(folder: Path) -> dict[str, str]:
-    """The owner of each sandbox whose folder this user has made in this one, by its name.
+    """The owner of each sandbox whose folder this user has made in `folder`, by its name.
 
     An unfinished folder has a name of its own, which says the owner. Raises ProviderUnavailableError. Blocks.
     """

@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 class Footprint:
     """What one sandbox occupies: processes, a control group and a folder, any of which may be missing.
 
-    The folder names the others, so that any server can remove what a dead one has left, whatever kind of
+    The folder names the others, so that any server can remove what a dead server has left, whatever kind of
     sandbox it was.
     """
 
