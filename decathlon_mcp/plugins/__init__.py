@@ -1,4 +1,4 @@
-"""Plug-ins: what an episode can do without, each in a module or folder here. Only `hooks` imports them.
+"""Plug-ins: parts that an episode can do without, each in a module or folder here. Only `hooks` imports them.
 
 `PLUGINS` says what each adds, and where; the parts are imported when they are used.
 """

@@ -1,4 +1,4 @@
-"""Agent programs: which are known, how one is found here, and the files by which it finds its episode.
+"""Agent programs: presets of known programs, the search for a program, and files that lead it to its episode.
 
 Of a known program one version was checked: a scripted model was offered the task's tools and the list in
 `docs/clients/agent-programs.md`, no others. `configure` switches the program's own tools off by name, and

@@ -1,4 +1,4 @@
-"""What a program in namespaces can reach beside its episode: the endpoints of its model."""
+"""Endpoints of models, which a program in namespaces can reach besides its episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent can do with a task's tools: read, change, write a file, run a command; and calls that fit."""
+"""Abilities of an agent by a task's tools: read, change, write a file, run a command; and calls that fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`audit`, as the command line has it."""
+"""The command `audit` with its options."""
 
 from __future__ import annotations
 

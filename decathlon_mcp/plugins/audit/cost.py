@@ -1,4 +1,4 @@
-"""What a task costs: time, processor time and memory of an empty attempt, on an otherwise idle machine."""
+"""The cost of a task: time, processor time and memory of an empty attempt, on an otherwise idle machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policies: what an agent does that does not solve its task. None of them may earn a reward."""
+"""The policies: behaviours of an agent that does not solve its task. None of them may earn a reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an audit found, as people and programs read it."""
+"""The report of an audit, for people and for programs."""
 
 from __future__ import annotations
 

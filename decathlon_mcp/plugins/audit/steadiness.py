@@ -1,4 +1,4 @@
-"""The same attempt graded again: as it was, in another language and zone, on one processor, and later."""
+"""Steadiness of verdicts: an attempt graded again, in another language and zone, on one processor, later."""
 
 from __future__ import annotations
 

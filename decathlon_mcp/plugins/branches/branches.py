@@ -1,4 +1,4 @@
-"""Branches: episodes that start where another episode stood after a call; what is asked of saved states."""
+"""Branches: episodes that start where another episode stood after a call; and requests for saved states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks are made of: the provider that is checked, their register, the first process and archives."""
+"""The target of checks, a provider; and the register, the first process and the archives of checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `doctor` checks of an engine: its limit of open files, its runtime, and its disk."""
+"""Checks of an engine for `doctor`: its limit of open files, its runtime, and its disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An episode as programs outside get it: by its public id, with its signed verdict, and without handles."""
+"""Episodes for programs outside: by their public id, with their signed verdicts, and without handles."""
 
 from __future__ import annotations
 

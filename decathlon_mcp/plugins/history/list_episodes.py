@@ -1,4 +1,4 @@
-"""`show`: what a state folder knows about its episodes. It works without a running server.
+"""`show`: list the episodes of a state folder, or show an episode. It works without a running server.
 
 An episode is named by its public id. Handles are capabilities: they are printed only if they are asked for.
 """

@@ -1,4 +1,4 @@
-"""What `EpisodeHistory` returns. Nothing here has a handle: `public_id` names an episode, without access.
+"""Values that `EpisodeHistory` returns. None has a handle: `public_id` names an episode, without access.
 
 An episode is *live* until it has ended or has a verdict, and finished then: *scored* if it has a reward, and
 *lost* if not.

@@ -1,4 +1,4 @@
-"""What an agent left in its workspace, from the archive that `--keep workspace` keeps.
+"""The files of an agent's workspace, from the archive that `--keep workspace` keeps.
 
 The archive came out of the agent's sandbox. It is only read: no member is unpacked, and no name in it becomes
 the path of a file.

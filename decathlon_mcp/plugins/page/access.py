@@ -1,4 +1,4 @@
-"""What every request to the page must fulfil, and who may look: by a secret that a person presents once.
+"""Access to the page: conditions for every request, and viewers, known by a secret that they present once.
 
 What a finished episode holds contains answers and rewards, so the page is never open to everyone. A server
 with tokens accepts them; without tokens it has a key in its state folder. A link and an event stream send no

@@ -1,4 +1,4 @@
-"""Calls and notes as the page shows them: arguments by name, replies by part, and what is folded."""
+"""Calls and notes as the page shows them: arguments by name, replies by part, and folded texts."""
 
 from __future__ import annotations
 

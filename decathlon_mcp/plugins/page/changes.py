@@ -1,4 +1,4 @@
-"""What people change on the page of a server: episodes are ended or branched, runs pinned or deleted."""
+"""Changes by people on the page of a server: episodes are ended or branched, runs pinned or deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes: their list, two side by side, and one with its verdict, prompt and calls, in boxes of calls."""
+"""Pages of episodes: the list, two episodes side by side, and an episode with verdict, prompt and calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms as a browser has them: names of inputs, what was typed, and fields as a template draws them.
+"""Forms of a browser: names of inputs, typed texts, and fields as a template draws them.
 
 An input is named by its place in the form, `f.0.2`, so that nothing of a schema is part of a name.
 

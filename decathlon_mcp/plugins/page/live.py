@@ -1,4 +1,4 @@
-"""What plays now: one snapshot a second, shared by all who look, and made only while someone does."""
+"""Live episodes: one snapshot a second, shared by all viewers, and made only while somebody looks."""
 
 from __future__ import annotations
 

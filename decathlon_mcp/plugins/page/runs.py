@@ -1,4 +1,4 @@
-"""Runs: their list, the numbers and episodes of one, a text in the calls of one, and several side by side."""
+"""Pages of runs: the list, a run's numbers and episodes, a search in a run's calls, and runs side by side."""
 
 from __future__ import annotations
 

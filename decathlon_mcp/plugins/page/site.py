@@ -1,4 +1,4 @@
-"""What all pages share: who visits, the templates, and a few threads in which pages are made.
+"""The site that all pages share: the visitor, the templates, and a few threads in which pages are made.
 
 A view is a plain function that gets a `Visit` and returns a response. It runs in a worker thread, because it
 reads files and renders, so nothing of the server waits for it. A click on a heading sorts a table: the

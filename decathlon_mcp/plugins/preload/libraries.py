@@ -1,4 +1,4 @@
-"""Which libraries a server imports, learnt from one start of it, and kept in the state folder."""
+"""The libraries that a server imports, learnt from one start of it, and kept in the state folder."""
 
 from __future__ import annotations
 

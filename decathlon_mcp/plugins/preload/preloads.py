@@ -1,4 +1,4 @@
-"""The preloaders of a server: what they import is learnt, and the drivers of sandboxes ask them for forks.
+"""The preloaders of a server: their imports are learnt, and the drivers of sandboxes ask them for forks.
 
 Decided 2026-11-28: servers are forked outside of their sandboxes, and not within each. A process in a sandbox
 that has imported the libraries pays for a task with several servers of the same Python only, and costs an

@@ -1,4 +1,4 @@
-"""Which servers can start as forks, and what the process that they are forked from has to be."""
+"""Programs of servers that can start as forks, and requirements on the process that they are forked from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not ready on this machine: its packages, the starter's servers, the merging of memory."""
+"""Checks of this machine: its packages, the starter's servers, the merging of memory."""
 
 from __future__ import annotations
 

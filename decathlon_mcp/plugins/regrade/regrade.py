@@ -1,4 +1,4 @@
-"""`regrade`: grades kept attempts again with the evaluators of now, and shows what changed."""
+"""`regrade`: grades kept attempts again with the present evaluators, and shows what changed."""
 
 from __future__ import annotations
 

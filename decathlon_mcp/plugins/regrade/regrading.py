@@ -1,4 +1,4 @@
-"""Grades kept attempts again, with the evaluators that the suites have now.
+"""The grader of kept attempts, with the evaluators that the suites have now.
 
 The same filters apply as in the first grading: the kept workspace comes from the agent's sandbox. The other
 kept files are trusted as the rest of the state folder is.

@@ -1,4 +1,4 @@
-"""The connections of sandboxes to the proxy: what each may send, occupy and wait for.
+"""The connections of sandboxes to the proxy: limits on the bytes, memory and waits of each.
 
 mitmproxy reads whatever comes, keeps it until a message is complete, and writes without looking at what has
 been read. So the addon puts a reader of its own between mitmproxy and each connection.

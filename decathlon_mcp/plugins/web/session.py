@@ -1,4 +1,4 @@
-"""Sessions: how the requests of one sandbox are answered, and what of them is recorded.
+"""Sessions: answers to the requests of one sandbox, and their recording.
 
 A session counts how often its sandbox has made each request, so that every sandbox sees the same responses in
 the same order. In mode `replay-or-record`, sandboxes that make a request at the same time which the recording
