@@ -1,4 +1,4 @@
-"""An attempt of a batch: how it is played and graded, the limits of its group, and what its player raised."""
+"""Attempts of a batch: playing and grading, the limits of a group, and errors that players raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch reports: its progress on stderr, the result of each episode, and their summary by task."""
+"""Reports of a batch: its progress on stderr, the result of each episode, and their summary by task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP sessions with a server: who owns them, how they are opened again, and where servers are reached."""
+"""MCP sessions with a server: their owner, opening them again, and addresses of servers."""
 
 from __future__ import annotations
 

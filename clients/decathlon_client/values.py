@@ -1,4 +1,4 @@
-"""What passes between client and server as typed values, labels of episodes as texts, addresses of servers.
+"""Typed values that pass between client and server, labels of episodes as texts, addresses of servers.
 
 A server and the token for it are named by arguments, or else by environment variables.
 

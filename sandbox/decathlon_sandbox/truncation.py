@@ -1,4 +1,4 @@
-"""Truncation of tool results that are too long for a conversation, as Toolathlon or toolathlon_gym does it.
+"""Truncation of tool results that are too long for a conversation, as in Toolathlon or toolathlon_gym.
 
 `cut` follows Toolathlon's `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py). It
 measures the text that Toolathlon's model would read: one content item as the JSON of the SDK's model, several
