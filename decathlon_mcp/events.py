@@ -1,4 +1,4 @@
-"""What happens in a server, as it happens: events for the plug-ins that listen, such as metrics and spans.
+"""Events of a server, as they happen, for the plug-ins that listen, such as metrics and spans.
 
 Everything is reported on the event loop. A listener returns at once, and raises nothing.
 """

@@ -1,4 +1,4 @@
-"""What a plug-in can add to the server, and how plug-ins are found.
+"""Hooks: the parts that a plug-in can add to the server, and the search for plug-ins.
 
 An episode can do without any plug-in. A plug-in hangs on the hooks that are the fields of `Plugin`. The core
 imports none of them: this module finds them, and without the folder `decathlon_mcp/plugins` there are just

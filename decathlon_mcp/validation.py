@@ -1,4 +1,4 @@
-"""Text and values from outside in messages: what is wrong with them, and the name that was probably meant.
+"""Validation of text and values from outside: messages about faults, with the name that was probably meant.
 
 A name can be as long as a request. Comparing it takes time that grows with its length times the other names',
 and every message that repeats it is as long, also in logs. Of a value that pydantic refuses no text is

@@ -1,4 +1,4 @@
-"""Console output of `demo` and `play`: coloured on a terminal, plain in a pipe; and what is waited for."""
+"""Console output of `demo` and `play`: coloured on a terminal, plain in a pipe; and notes of long waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, a variable, the settings file or this machine, in one line each."""
+"""One-line messages about faults of a command line, a variable, the settings file or this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MCP allows in the messages of a task's server, and what is left of a message with a fault.
+"""The MCP schema of messages from a task's server, and the repair of messages with a fault.
 
 An SDK client raises for a result that MCP does not allow, waits for ever for a result whose `_meta` is null,
 and refuses a whole list of tools for one definition. An agent could end its own attempt that way, so

@@ -1,4 +1,4 @@
-"""The calls of one episode: each runs exactly once, and a request that repeats one gets its reply.
+"""The calls of one episode: each runs exactly once, and a repeated request gets its reply.
 
 A call is written to the trajectory before it is sent, and so is its reply before a request gets it. A call
 needs no task of its own; a task is started for a call that has to wait before it is sent.

@@ -1,4 +1,4 @@
-"""What plug-ins add to the suites and the sandboxes of a server.
+"""Extensions of the suites and the sandboxes of a server, made by plug-ins.
 
 A suite has the hooks of the first plug-in whose function in `Plugin.suites` makes some for it; a server has
 one source of sandboxes that were opened ahead, and one web in place of a network.

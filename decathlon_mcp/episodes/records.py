@@ -1,4 +1,4 @@
-"""What the store has about an episode, and how an episode is made from it again.
+"""Records of an episode in the store, and the episode that is made from them again.
 
 `EpisodeRecords` writes the row of one episode, `SandboxRecords` the rows of its sandboxes. Without a store,
 both write nothing.

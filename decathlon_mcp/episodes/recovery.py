@@ -1,4 +1,4 @@
-"""Taking over the episodes of servers that died, and removing everything else of theirs.
+"""Recovery: takes over the episodes of dead servers, and removes everything else that they left.
 
 There is one way for a server to leave episodes to the next one: it ends without cleaning up, killed or on
 purpose (`--hand-over`). What it had written into the store before is all that the next one needs.

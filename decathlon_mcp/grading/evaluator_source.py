@@ -1,4 +1,4 @@
-"""What the source of an evaluator says: its functions, and whether it does anything when it is run.
+"""The source of an evaluator: its functions, and whether it does anything when it is run.
 
 Files are parsed and never imported: an evaluator belongs into a sandbox.
 """

@@ -1,4 +1,4 @@
-"""Decides whose fault it is that something failed in a sandbox in which an agent could act.
+"""Decides whose fault a failure is in a sandbox in which an agent could act.
 
 What an agent may have caused is forfeited, a reward of 0: otherwise a policy in training would learn to break
 what grades it. What it cannot have caused gives no reward. The type of an error says neither: an engine is

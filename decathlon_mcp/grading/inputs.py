@@ -1,4 +1,4 @@
-"""What grading is given: a closed attempt with its files, and the archives that these become in a sandbox."""
+"""Inputs of grading: a closed attempt with its files, and the archives for a sandbox made of them."""
 
 from __future__ import annotations
 

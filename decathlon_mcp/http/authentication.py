@@ -1,4 +1,4 @@
-"""Which requests are accepted: bearer tokens, host names that the server answers to, and origins of pages.
+"""Acceptance of requests: bearer tokens, host names that the server answers to, and origins of pages.
 
 Each line of a token file is a name, the SHA-256 of a secret, and a role. The secrets are not stored.
 """

@@ -1,4 +1,4 @@
-"""The protocols that providers of sandboxes implement: `Provider` opens sandboxes, `Sandbox` is an open one.
+"""The protocols that providers of sandboxes implement: `Provider` opens, `Sandbox` is an open sandbox.
 
 `conformance` checks an implementation. A spec describes the sandbox (image, limits, network), never the task
 that runs in it.

@@ -1,4 +1,4 @@
-"""What some providers' sandboxes can besides: be saved with all their processes, and be measured.
+"""Capabilities of some providers' sandboxes: being saved with all their processes, and being measured.
 
 Optional, like `Sandbox.reopen`: code that uses snapshots calls `snapshots_of` first.
 """

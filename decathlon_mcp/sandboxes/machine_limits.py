@@ -1,4 +1,4 @@
-"""What all sandboxes of one machine share: limits of its kernel, and its memory.
+"""Limits of a machine that all of its sandboxes share: limits of its kernel, and its memory.
 
 The kernel counts processes and keys for each user or for the whole machine, open files for each process: the
 server's. Sandboxes that run as root are one user for it, in containers too, so that one

@@ -1,4 +1,4 @@
-"""Providers by their names: what each says of itself, and its creation with the options of a server.
+"""Providers by their names: their descriptions, and their creation with the options of a server.
 
 Each is a `ProviderPlugin` that `hooks.py` finds, whether it is the core's or a plug-in's, and of which the
 code is imported when its name is used. Nothing else knows a provider by its name.

@@ -1,4 +1,4 @@
-"""The database of a state folder, `store.db`: its tables, how it is opened, and what its errors mean."""
+"""The database of a state folder, `store.db`: its tables, its opening, and the meaning of its errors."""
 
 from __future__ import annotations
 

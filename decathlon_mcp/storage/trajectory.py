@@ -1,4 +1,4 @@
-"""What happened in an episode: its trajectory, `trajectory.jsonl`, one event a line.
+"""The trajectory of an episode, `trajectory.jsonl`: the events in it, one a line.
 
 A call's number, `seq`, counts from 1. The line `call` is written before the call is sent, the line `reply`
 when the reply is there, with one of `result` (of the tool), `error` (a JSON-RPC error of the task's server)

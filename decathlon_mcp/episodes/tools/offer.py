@@ -1,4 +1,4 @@
-"""Which tools an episode offers, and which of its servers start at set-up.
+"""The choice of an episode's tools, and of the servers that start at set-up.
 
 If the cache has the task's list, the episode offers the list from its first moment, in the queue too, and
 set-up starts only the servers that have to run. The list stays the episode's once a client has it. A server

@@ -1,4 +1,4 @@
-"""The tools of a ready episode: what calls them, and what starts their servers, at a first call or ahead.
+"""The tools of a ready episode: calls of them, and starts of their servers, at a first call or ahead.
 
 A server that fails to start is started once more. If it fails again, the episode cannot go on: `failed` is
 set, for the runner. The server of the suite's local tools is an exception, because it is no server of the

@@ -1,4 +1,4 @@
-"""How sandboxes with this machine's files are isolated: found out, and kept with the state folder.
+"""Isolation of sandboxes with this machine's files: found out, and kept with the state folder.
 
 Decided 2026-11-22: `why_unavailable` opens no sandbox of a provider but runs bubblewrap once with the same
 command line. The answer is needed before there is a provider, by the list of tasks.

@@ -1,4 +1,4 @@
-"""What a sandbox's root file system consists of, as arguments of bubblewrap, and who can reach its files.
+"""The mounts of a sandbox's root file system, as arguments of bubblewrap, and the users that reach its files.
 
 If the server is root, bubblewrap runs as a user that belongs to nobody, who may not enter /root. The Python
 that runs the server may lie there (uv, pyenv), although it is not secret itself. Root's processes can enter

@@ -1,4 +1,4 @@
-"""The processes of sandboxes: which of this machine's they are, and how they are stopped and killed.
+"""The processes of sandboxes among this machine's processes, and how they are stopped and killed.
 
 They are a sandbox's first process and its descendants. Of other processes nothing is read. A first process
 that is one of a PID namespace, or a child subreaper (`payloads.subreaper`), adopts every process that loses

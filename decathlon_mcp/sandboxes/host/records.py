@@ -1,4 +1,4 @@
-"""The folder of a sandbox of this machine: what a server notes there, for the next one, and its removal."""
+"""The folder of a sandbox of this machine: notes of a server for the next server, and its removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sandbox that is a process of this machine, with its descendants, and what it occupies here.
+"""One sandbox that is a process of this machine, with its descendants, and its resources here.
 
 `PlainSandbox` has no isolation, for the starter suite and trusted tasks: what runs inside can read and write
 whatever this user can, and reach the network. Requires Linux (/proc).
