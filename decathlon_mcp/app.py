@@ -130,7 +130,7 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
 
 
 def _why_no_network(offer: Offer, settings: Settings) -> str:
-    """Why no sandbox gets a network; empty if those of tasks that need one do."""
+    """Why no sandbox gets a network; empty if tasks that need a network get it."""
     if not offer.without_network and settings.tokens is None and offer.shared_network:
         return (
             "it would be this machine's own, in which an agent could reach this server, which has no tokens, "
@@ -160,9 +160,9 @@ async def bootstrap(
 ) -> AsyncGenerator[EpisodeRegistry]:
     """Run a registry of episodes with its suites and providers; on exit nothing is left but the state folder.
 
-    `serves`: this is the one `serve` on the state folder. If it is killed, the next one continues its
-    episodes, as this one does with those of the one before. `supervisor`: the process that starts it again.
-    Raises SuiteError, SettingsError, ProviderUnavailableError.
+    `serves`: this is the state folder's only `serve`; a later `serve` continues its episodes if it is killed.
+    `supervisor`: the process that starts it again. Raises SuiteError, SettingsError,
+    ProviderUnavailableError.
     """
     require_descriptors()
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)

@@ -1,7 +1,7 @@
 """Tasks that run as long as a block of code, work that ends whatever cancels its caller, and events.
 
-Decided 2026-11-24: work that is tried again is a loop where it stands. Of those in providers and recovery
-no two end alike (at a deadline, after a number of tries, when an engine is silent or a container is kept):
+Decided 2026-11-24: work that is tried again is a loop where it stands. No two such loops in providers and
+recovery end alike (at a deadline, after a number of tries, when an engine is silent or a container is kept):
 a helper, or tenacity, takes more lines than it replaces.
 """
 
@@ -40,13 +40,13 @@ def name_event_loop() -> None:
 
 
 class LazyTimer:
-    """Calls a function once a time has come that may be set again and again, mostly to a later one.
+    """Calls a function at a time that may be set again and again, mostly to a later time.
 
-    Times are those of the event loop.
+    Times are by the event loop's clock.
     """
 
-    # A timer of the event loop costs more than most of what a call needs. So this one is left as it is while
-    # its time becomes a later one.
+    # A timer of the event loop costs more than most of what a call needs. So this timer is left as it is
+    # while its time becomes later.
     __slots__ = ("_at", "_call", "_handle", "_rings_at")
 
     def __init__(self, call: Callable[[], object]) -> None:
@@ -159,7 +159,7 @@ def _ends_the_process(error: BaseException) -> bool:
 
 
 def in_any_case(*steps: Callable[[], object]) -> None:
-    """Take each step, whatever has become of the one before. Those that fail are logged."""
+    """Take each step, also after a step that failed. Failures are logged."""
     for step in steps:
         try:
             step()

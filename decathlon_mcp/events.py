@@ -1,4 +1,4 @@
-"""What happens in a server, as it happens: events for the plug-ins that listen, such as metrics and spans.
+"""Events of a server, as they happen, for the plug-ins that listen, such as metrics and spans.
 
 Everything is reported on the event loop. A listener returns at once, and raises nothing.
 """
@@ -79,7 +79,7 @@ class Swept(Event, frozen=True):
 
 
 class ResponseOver(Event, frozen=True):
-    """An HTTP response is over. The bytes are those of the bodies, of requests only at MCP addresses."""
+    """An HTTP response is over. Bytes are counted in bodies; in requests' bodies only at MCP addresses."""
 
     status: int
     request_bytes: int = 0
@@ -99,7 +99,7 @@ class Listener(Protocol):
         ...
 
     def episode(self, suite: str, task: str, public_id: str) -> Emit:
-        """What takes the events of an episode, one that begins or one of a dead server."""
+        """Takes the events of an episode that begins, or of a dead server's episode."""
         ...
 
 

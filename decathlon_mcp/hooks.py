@@ -1,4 +1,4 @@
-"""What a plug-in can add to the server, and how plug-ins are found.
+"""Hooks: the parts that a plug-in can add to the server, and the search for plug-ins.
 
 An episode can do without any plug-in. A plug-in hangs on the hooks that are the fields of `Plugin`. The core
 imports none of them: this module finds them, and without the folder `decathlon_mcp/plugins` there are just
@@ -6,7 +6,7 @@ fewer. `decathlon_mcp.plugins.PLUGINS` lists them; an entry point of the group `
 `Plugin` of another distribution.
 
 They are imported at every start, their parts only when they are used: so parts are named as
-"module:attribute", and a module that has a `Plugin` imports nothing but this one.
+"module:attribute", and a module that has a `Plugin` imports nothing but this module.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Plugin:
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state
     folder, tokens, host names and public URL."""
     routes: Sequence[str] = ()
-    """Functions that make a route of `serve` (Starlette's `Route`, whose name says what it is) from its
-    registry, tokens, `BodyReader`, public URL and, by name, whether it `has_page`."""
+    """Functions that make a route of `serve` (Starlette's `Route`, with a name) from its registry, tokens,
+    `BodyReader`, public URL and, by name, whether it `has_page`."""
     lobby_tools: Sequence[str] = ()
-    """Tools of the lobby, classes of `protocol.lobby_tools.LobbyTool`. One with the name of another tool is a
-    subclass of it, with more arguments, and stands in its place."""
+    """Tools of the lobby, classes of `protocol.lobby_tools.LobbyTool`. A tool with the name of another tool
+    is a subclass of it, with more arguments, and stands in its place."""
     spans: str = ""
     """A function that makes a context of a server's `events.Spans`, of its settings; None without them."""
     listeners: Sequence[str] = ()
@@ -88,14 +88,14 @@ class Plugin:
     """Functions that make columns of an episode's row, for lists, of its members that are written."""
     background: Sequence[str] = ()
     """Functions that make what a server runs beside its episodes, an asynchronous function, of its settings
-    and its `Store`; None without it. One that fails is run again."""
+    and its `Store`; None without it. After a failure it is run again."""
     sandbox_source: str = ""
     """A function that makes the `SandboxSource` of a server, of its settings and its `Admission`, or None."""
     pass_rates: str = ""
     """A function that makes the `catalogue.pass_rates.LiveRates` of a server, of its store."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
-    sandbox factories; None without any. The first is around those that follow."""
+    sandbox factories; None without any. The first is around all others."""
     profiles: Sequence[str] = ()
     """Packages with a folder `profiles`: `NAME.yaml` is the profile of a kind of suites, and
     `splits/NAME.yaml`, which need not be there, lists its splits."""
@@ -118,9 +118,9 @@ CORE = Plugin(
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """The core's own parts and all plug-ins, those of this package first.
+    """The core's own parts and all plug-ins, this package's first.
 
-    Raises SettingsError for one that is broken.
+    Raises SettingsError for a broken plug-in.
     """
     found = {plugin.name: plugin for plugin in (CORE, *_built_in())}
     for entry_point in entry_points(group=GROUP):

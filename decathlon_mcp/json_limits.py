@@ -37,14 +37,14 @@ _ALL = bytes(range(256))
 _NOT_NODES = _ALL.translate(None, b"[{,:")
 _NOT_STRUCTURE = _ALL.translate(None, b'[]{},:"')
 _NOT_BRACKETS = _ALL.translate(None, b"[]{}")
-# As signed bytes: 1 for an opening bracket, -1 for a closing one.
+# As signed bytes: 1 for an opening, -1 for a closing bracket.
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _NUMBER_FORMS = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS, _LARGE_EXPONENT, _LARGE_SIGNED_EXPONENT = b"0" * _MAX_DIGITS, b"0e000", b"0e+000"
 
 
 class JsonLimitError(ValueError):
-    """JSON text is over a limit; the message says over which one."""
+    """JSON text is over a limit; the message names the limit."""
 
 
 def check_json(
@@ -74,7 +74,7 @@ def check_json(
     brackets = structure.translate(None, _NOT_BRACKETS)
     if _openings(brackets) <= max_depth:
         return nodes
-    # In valid JSON there are no more closing brackets than opening ones, whose number is limited by now.
+    # Valid JSON has no more closing than opening brackets, whose number is limited by now.
     steps = array("b", brackets[: 2 * max_nodes].translate(_STEPS))
     if max(accumulate(steps)) > max_depth:
         raise JsonLimitError(f"the JSON text is nested deeper than {max_depth} levels")
@@ -126,7 +126,7 @@ def _count(structure: bytes | bytearray) -> int:
 
 
 def _outside_strings(text: bytes | bytearray, max_nodes: int) -> bytes | bytearray:
-    """The structural characters of a JSON text without those inside of its strings."""
+    """The structural characters of a JSON text, strings skipped."""
     structure = _without_escapes(text).translate(None, _NOT_STRUCTURE)
     # Each string is a node, so the number of parts below is limited too.
     if structure.count(b'"') > 2 * max_nodes:
@@ -135,7 +135,7 @@ def _outside_strings(text: bytes | bytearray, max_nodes: int) -> bytes | bytearr
 
 
 def _without_escapes(text: bytes | bytearray) -> bytes | bytearray:
-    """The text without escaped quotation marks: every one that is left begins or ends a string."""
+    """The text without escaped quotation marks: every remaining mark begins or ends a string."""
     if b"\\" not in text:
         return text
     # First the escaped backslashes, so that every backslash which remains escapes what follows it.

@@ -29,7 +29,7 @@ from decathlon_mcp.validation import find_problems
 
 IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
-"""Ordered: each policy reveals less of the reward than the one before."""
+"""Ordered: each policy reveals less of the reward than the policy before."""
 # The upper limits are beyond anything useful. They keep typing errors from engines, clocks and the SDK.
 Seconds = Annotated[float, Field(gt=0, le=1_000_000_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -251,7 +251,7 @@ def all_settings() -> type[Settings]:
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
-    """The settings with these values, by name. Raises SettingsError naming each one that does not fit."""
+    """The settings with these values, by name. Raises SettingsError naming each wrong value."""
     model = all_settings()
     try:
         return model.model_validate(dict(values))

@@ -1,4 +1,4 @@
-"""Text and values from outside in messages: what is wrong with them, and the name that was probably meant.
+"""Validation of text and values from outside: messages about faults, with the name that was probably meant.
 
 A name can be as long as a request. Comparing it takes time that grows with its length times the other names',
 and every message that repeats it is as long, also in logs. Of a value that pydantic refuses no text is
@@ -22,10 +22,10 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.types import as_object
 
 MAX_NAME_CHARACTERS = 200
-"""No name here is longer. Longer ones are not repeated in messages."""
+"""Length of the longest name here. Messages do not repeat longer names."""
 MAX_SIMILAR_CHARACTERS = 100
 MAX_CANDIDATES = 600
-"""More than a suite has tasks. An agent may have named 2,000 tools, and call one that there is not again and
+"""More than a suite has tasks. An agent may have named 2,000 tools, and call a missing tool again and
 again."""
 MAX_COMPARED = 16
 """Candidates that are compared exactly: two names of 100 characters can take a millisecond."""
@@ -82,8 +82,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 def similar(name: str, candidates: Iterable[str], *, count: int, cutoff: float = 0.6) -> list[str]:
     """At most `count` candidates that resemble the name, best first; none for a long name.
 
-    Long candidates, and those after the first MAX_CANDIDATES, are passed over. `cutoff`: least similarity, 0
-    to 1, as in `difflib`.
+    Long candidates, and candidates after the first MAX_CANDIDATES, are passed over. `cutoff`: least
+    similarity, 0 to 1, as in `difflib`.
     """
     if len(name) > MAX_SIMILAR_CHARACTERS:
         return []
@@ -120,11 +120,11 @@ def find_problems(
 ) -> list[Problem]:
     """The problems of a value that was validated, at least one; fields that do not exist come first.
 
-    `schema` has the names of the valid fields, for suggestions; `more_names` are further ones.
+    `schema` has the names of the valid fields, for suggestions; `more_names` are further names.
     """
     names = {*more_names, *_field_names(schema)}
     messages: dict[Path, list[str]] = {}
-    # A misspelt field is also a missing one, and the misspelling explains more.
+    # A misspelt field is also missing, and the misspelling explains more.
     details = error.errors(include_url=False, include_input=False)
     for detail in sorted(details, key=lambda detail: detail["type"] not in _UNKNOWN):
         path = _path(detail["loc"], value)
@@ -132,7 +132,7 @@ def find_problems(
         if detail["type"] in _UNKNOWN:
             message = f"there is no such field{did_you_mean(str(path[-1]), names)}"
         messages.setdefault(path, []).append(message)
-    # Of a union, pydantic reports every member. The one that fits best has its problem further inside.
+    # Of a union, pydantic reports every member. The best fitting member has its problem furthest inside.
     inner = [
         path
         for path in messages
@@ -145,7 +145,7 @@ def read_arguments(model: type[Model], source: str, values: Mapping[str, Any]) -
     """The arguments of a client as an instance of the model.
 
     `source` names what they are given to. null stands for a member that is not there, where one need not be.
-    Raises BadRequestError naming each one that does not fit.
+    Raises BadRequestError naming each wrong member.
     """
     if len(values) > MAX_ARGUMENTS:
         raise BadRequestError(f"{source}: more than {MAX_ARGUMENTS} arguments")

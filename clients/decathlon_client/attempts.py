@@ -1,4 +1,4 @@
-"""An attempt of a batch: how it is played and graded, the limits of its group, and what its player raised."""
+"""Attempts of a batch: playing and grading, the limits of a group, and errors that players raise."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Late: TypeAlias = Literal["truncate", "drop"]
 Player: TypeAlias = Callable[[Episode], Awaitable[T]]
 """Plays one episode; its return value is kept in the result. An unclaimed attempt is graded as it is.
 
-So is one whose player raises the RequestError that a task's server answered with. What else a player raises
-is a PlayerFailedError of the result, and the reason for which the episode is closed.
+So is an attempt whose player raises the RequestError that a task's server answered with. What else a player
+raises is a PlayerFailedError of the result, and the reason for which the episode is closed.
 """
 
 
@@ -166,7 +166,7 @@ class AttemptRun(Generic[T]):
             self.lost = episode.public_id if loss is not None and self.verdict is None else None
 
     def discard(self) -> None:
-        """Do not count this run, which is followed by another one of the same attempt."""
+        """Do not count this run, which is followed by another run of the same attempt."""
         self._count(self._phase, -1)
 
     async def _play(self, episode: Episode) -> None:
@@ -298,7 +298,7 @@ def describe(error: BaseException) -> str:
 
 
 def _only(error: BaseException) -> BaseException:
-    """The error itself; of a group with one error, that one."""
+    """The error itself; of a group with one error, this error."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)

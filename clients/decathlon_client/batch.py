@@ -104,7 +104,7 @@ class Batch:
         """Play the tasks and yield the results as they are ready. May be called once, or `run_groups`.
 
         To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
-        `failure`. An error of the iterable of tasks is raised after the results of the drawn ones; so is
+        `failure`. An error of the iterable of tasks is raised after the results of drawn tasks; so is
         ConnectionLostError if the server stayed away for `patience_seconds`: the other tasks are not drawn.
         """
         send, receive = anyio.create_memory_object_stream[Result[T]]()
@@ -121,8 +121,8 @@ class Batch:
     async def run_groups(self, player: Player[T]) -> AsyncGenerator[list[Result[T]]]:
         """Play the tasks and yield the `n` results of each task together, as soon as its last one is ready.
 
-        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. One that
-        is not complete, because an error ended the batch, is not yielded.
+        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. A group
+        that is not complete, because an error ended the batch, is not yielded.
         """
         # Tasks are drawn one after the other, so that no more than `concurrency` groups are incomplete.
         groups: dict[int, list[Result[T]]] = {}
@@ -264,7 +264,7 @@ async def _attempts_at(
         if n > 1:
             # The rest of a group gets the prompt of its attempts that were played before.
             launch_time = None if verdicts is None else verdicts.launch_time(name, occurrence)
-            # A listed task's prompt is that of its launch time.
+            # A listed task's prompt has its launch time.
             launch_time = launch_time or (None if isinstance(task, str) else task.launch_time)
             launch_time = launch_time or datetime.now().astimezone().isoformat(timespec="seconds")
         for number in range(n):
@@ -282,7 +282,7 @@ async def _iterate(tasks: Iterable[str | Task] | AsyncIterable[str | Task]) -> A
 
 
 def run_name(run: str | None, labels: Mapping[str, str]) -> str:
-    """The name of a batch's run: the one given, or the date, the time and four letters.
+    """The name of a batch's run: as given, or the date, the time and four letters.
 
     Raises ValueError if the labels set what a batch sets.
     """

@@ -98,8 +98,8 @@ class ServerConnection:
     ) -> Reply:
         """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`.
 
-        `lobby`: that of a cluster's node. Raises the error of a reply that says that the arguments are wrong,
-        and every other ClientError.
+        `lobby`: of a cluster's node. Raises the error of a reply that says that the arguments are wrong, and
+        every other ClientError.
         """
         params = {"name": tool, "arguments": arguments}
         reply = Reply.read(await (lobby or self._lobby).request("tools/call", params, **options))
@@ -126,7 +126,7 @@ class ServerConnection:
                 async with self._hold(self._cluster, arguments, close_budget, on_progress) as episode:
                     yield episode
                 return
-            # One that is not wanted any more would be started before its owner knows.
+            # An episode that is not wanted any more would be started before its owner knows.
             await anyio.lowlevel.checkpoint_if_cancelled()
             # Its time to close is the connection's: a user that is cancelled waits no longer, and the closing
             # of many episodes on a busy machine goes on.
@@ -205,7 +205,7 @@ class ServerConnection:
         """
         async with self._starting:
             # Each try is shielded: an episode that was started must be known here, or nobody would close it.
-            # One whose starter is cancelled between two tries ends for lack of a first request.
+            # An episode whose starter is cancelled between two tries ends for lack of a first request.
             reply = await self.ask(
                 "start_episode",
                 {**arguments, "wait": False},
@@ -222,7 +222,7 @@ class ServerConnection:
     async def _close(self, arguments: JsonObject) -> None:
         """Close an episode. Bounded; never raises."""
         budget = self._episodes_budget
-        # An error here would hide the one that ended the body; the lease ends the episode anyway.
+        # An error here would hide the error that ended the body; the lease ends the episode anyway.
         with budget.shield(CLOSE_QUEUE_SECONDS):
             async with self._closing:
                 with budget.shield(CLOSE_SECONDS):

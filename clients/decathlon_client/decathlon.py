@@ -54,7 +54,7 @@ class Decathlon:
 
     `url` is the root of a server or of a cluster, or its lobby (`.../mcp`). Without it, the environment
     variable `DECATHLON_URL` is read; without both it is http://127.0.0.1:8765. `token` is one of its tokens,
-    if it requires one; without it, `DECATHLON_TOKEN` is read. An empty one is none. Raises ValueError if
+    if it requires one; without it, `DECATHLON_TOKEN` is read. An empty token is none. Raises ValueError if
     either cannot be right.
 
     Enter and leave it in the same task; in between, any task may use it and its episodes.
@@ -131,7 +131,7 @@ class Decathlon:
     ) -> list[Task]:
         """List the server's tasks, with their prompts. Opens no sandbox.
 
-        Raises RequestError for a split or a need that no task has; the message names the valid ones.
+        Raises RequestError for a split or a need that no task has; the message names the valid values.
         """
         return await self._list_tasks(split=split, prompts=prompts, **filters)
 
@@ -203,12 +203,12 @@ class Decathlon:
 
         `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
-        intervals that it names, and how long one that went away is waited for. `labels`: names and short
-        texts by which the episode is found later, such as `run` and `step`. `outside`: with the label
-        `replay_of`, also a task that reaches what episodes share. `snapshots`: the episode's state is saved
-        after every so many calls, for `branch`. `on_progress` is called while waiting. On exit the episode is
-        closed and its sandbox removed; a claimed attempt is still graded.
-        Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
+        intervals that it names, and how long an absent server is waited for. `labels`: names and short texts
+        by which the episode is found later, such as `run` and `step`. `outside`: with the label `replay_of`,
+        also a task that reaches what episodes share. `snapshots`: the episode's state is saved after every so
+        many calls, for `branch`. `on_progress` is called while waiting. On exit the episode is closed and its
+        sandbox removed; a claimed attempt is still graded. Raises UnknownTaskError, NotRunnableError,
+        AtCapacityError, SetUpError.
         """
         draw = filter_arguments(split=split, seed=seed, **filters)
         opener = self._opener(
@@ -273,7 +273,7 @@ class Decathlon:
 
         The other, or its handle, may still play. If its state after this call was saved, the new one is a
         copy. Otherwise the calls after the newest saved state, or all of them, are made again, and the
-        replies are compared: one that differs is a SetUpError, or with `on_difference="report"` counted in
+        replies are compared: a different reply is a SetUpError, or with `on_difference="report"` counted in
         the verdict. `count`: open so many at once, as `lockstep` does. `outside`: also for a task that
         reaches the network, services or accounts that episodes share. `labels`: added to the other episode's
         labels. All else as for `episode`. Raises RequestError for a call after which there can be no branch,
@@ -296,7 +296,7 @@ class Decathlon:
     async def snapshot(self, episode: Episode | str) -> int:
         """Save an episode's state with all its processes; returns the number of its last call.
 
-        `branch` copies it for that `at`. A call that runs may end before, and later ones wait. Raises
+        `branch` copies it for that `at`. A call that runs may end before, and later calls wait. Raises
         NotRunnableError where sandboxes cannot be saved, and RequestError for an attempt that is closed.
         """
         handle = episode if isinstance(episode, str) else episode.id

@@ -51,24 +51,25 @@ CallLobby: TypeAlias = Callable[[str, JsonObject], Awaitable[Reply]]
 class Episode:
     """An episode that is ready to be played; made by `Decathlon.episode` and `Decathlon.attach`.
 
-    `id` is its handle, a secret: everybody who knows it can play. `public_id` names it in results, verdicts
-    and logs, and gives no access; `page` is the address where people watch it (None for an embedded server).
-    `address` is where other clients reach it (for an embedded server the handle again). `agent_address` only
-    allows playing, not evaluating: give it to an agent that runs elsewhere; it is None after `attach`. Show
-    `prompt` and `tools` to the model: the tools are the task's own and `claim_done`, without `evaluate`,
-    which would tell a model whether its guesses are right. `claimed`: the attempt is closed to tools, as far
-    as this client knows.
+    Show `prompt` and `tools` to the model.
     """
 
     id: str
+    """The handle, a secret: everybody who knows it can play."""
     public_id: str
+    """Names it in results, verdicts and logs; gives no access."""
     page: str | None
+    """Address where people watch it; None for an embedded server."""
     task: str
     prompt: str
     address: str
+    """Where other clients reach it; for an embedded server the handle again."""
     agent_address: str | None
+    """Allows playing, not evaluating, for an agent that runs elsewhere; None after `attach`."""
     tools: tuple[Tool, ...]
+    """The task's own and `claim_done`, without `evaluate`, by which a model could check guesses."""
     claimed: bool
+    """Whether the attempt is closed to tools, as far as this client knows."""
 
     def __init__(
         self,
@@ -173,8 +174,8 @@ class Episode:
     async def claim_done(self, answer: str | None = None) -> Reply:
         """Close the attempt. No tool works after that, and the server starts grading.
 
-        `answer`: the agent's final answer, which some tasks are graded by. One that cannot be sent is a reply
-        with `is_error`, as in `act`: the attempt is still open.
+        `answer`: the agent's final answer, which some tasks are graded by. An answer that cannot be sent is a
+        reply with `is_error`, as in `act`: the attempt is still open.
         """
         return await self.act(self._claim_name, None if answer is None else {"answer": answer})
 

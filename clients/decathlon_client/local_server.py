@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 COMMAND = "decathlon-mcp"
 READY_SECONDS = 120.0
-"""How long a start may take: that of a Docker engine's first sandbox is part of it."""
+"""How long a start may take, with the first sandbox of a Docker engine."""
 DRAIN_SECONDS, STOP_SECONDS = 30.0, 15.0
 """How long a server that stops waits for gradings, unless `drain_seconds` is set, and time for all else."""
 POLL_SECONDS = 0.05
@@ -221,7 +221,7 @@ def _close_own(pid: int, server: ChildServer) -> None:
 
 
 def find_program(program: str | os.PathLike[str] | None) -> str:
-    """The file of the server's program: this one, or without it the one beside this Python or on the PATH.
+    """The file of the server's program: `program`, or else beside this Python, or else on the PATH.
 
     Raises ClientError if there is none, or if it lacks the server's packages.
     """
@@ -333,7 +333,7 @@ async def lines_of(received: Any) -> AsyncGenerator[bytes]:
 
 
 def line_writer(sent: Any) -> Callable[[bytes], Awaitable[None]]:
-    """A function that sends lines of JSON on one of the SDK's streams. It raises OSError on a closed one."""
+    """A function that sends lines of JSON on one of the SDK's streams. Raises OSError if it is closed."""
     # mcp 1.x has no such package; but the server, which is here, requires 2.0.
     from mcp_types.jsonrpc import jsonrpc_message_adapter
 

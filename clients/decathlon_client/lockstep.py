@@ -3,7 +3,8 @@
 For trainers that generate for a whole batch at once.
 
 Decided 2026-11-21: `batch.py` is not built on this module. A lockstep keeps every sandbox until the slowest
-episode is done; a batch closes each one when it is graded and opens the next. They share `opener.py`.
+episode is done; a batch closes each sandbox when its episode is graded and opens the next. They share
+`opener.py`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from decathlon_client import sync
 
 MAX_WAITING = 10_000
-"""Notes that wait to be sent; further ones are dropped."""
+"""Notes that wait to be sent; further notes are dropped."""
 FLUSH_SECONDS = 3.0
 """How long the notes that wait may take at the end, when grading waits for them."""
 

@@ -37,19 +37,19 @@ log = logging.getLogger("decathlon.client")
 
 
 class OpeningOptions(TypedDict, total=False):
-    """Options for every episode of a lockstep or a batch, as for `Decathlon.episode`.
-
-    Without them, an opening is tried 3 times, and `patience_seconds` is 3600. `labels`: names and short texts
-    by which the episodes are found later. `outside`, `snapshots`: see `Decathlon.episode`.
-    """
+    """Options for every episode of a lockstep or a batch, as for `Decathlon.episode`."""
 
     launch_time: datetime | str | None
     max_calls: int | None
     policy: Policy | None
     tries: int
+    """How often an opening is tried, by default 3 times."""
     patience_seconds: float
+    """How long a full or absent server is asked again, by default 3600."""
     labels: Mapping[str, str]
+    """Names and short texts by which the episodes are found later."""
     outside: bool
+    """As for `Decathlon.episode`, like `snapshots`."""
     snapshots: int | None
 
 
@@ -63,7 +63,7 @@ OpenEpisode: TypeAlias = Callable[
 
 
 class EpisodeOpener:
-    """Opens the episodes of one lockstep or one batch, or a single one; they share a close budget."""
+    """Opens the episodes of one lockstep or one batch, or a single episode; they share a close budget."""
 
     def __init__(
         self, open_episode: OpenEpisode, resend_policy: ResendPolicy, options: OpeningOptions

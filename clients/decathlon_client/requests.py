@@ -1,4 +1,4 @@
-"""What a request may contain, and sending it again under one operation id.
+"""Requests: limits on their content, and sending them again under one operation id.
 
 JSON has to be what every parser between a model and a task's server accepts. The SDK cannot send anything
 else, and some of it ends the session with all its calls: half of a surrogate pair, an integer of thousands of

@@ -1,4 +1,4 @@
-"""What a batch reports: its progress on stderr, the result of each episode, and their summary by task."""
+"""Reports of a batch: its progress on stderr, the result of each episode, and their summary by task."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from decathlon_client.values import Verdict
 LINE_SECONDS = 10.0
 """Interval of the lines where there is no terminal."""
 PACE_EPISODES = 100
-"""The pace is that of the last episodes, so that it follows a change of the model or the machine."""
+"""The pace is measured over the last episodes, so that it follows a change of the model or the machine."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a batch's episodes by their state, and its pace.
-
-    `total` is None if the tasks have no length. `scored` episodes have a reward; `lost` and `broken` ones
-    have none, because of the infrastructure or of the player, and `dropped` ones because of the deadline of
-    their group. `rewards` is the sum of all rewards.
-    `per_minute` is how many of the last episodes ended per minute, `seconds_left` the rest of the batch at
-    this pace; None as long as nobody knows. `away_seconds` is how long the server has not been reached;
-    None while it answers.
-    """
+    """Counts of a batch's episodes by their state, and its pace."""
 
     total: int | None = None
+    """None if the tasks have no length."""
     opening: int = 0
     playing: int = 0
     grading: int = 0
     scored: int = 0
+    """Episodes with a reward."""
     lost: int = 0
+    """Episodes without a reward because of the infrastructure."""
     broken: int = 0
+    """Episodes without a reward because of the player."""
     dropped: int = 0
+    """Episodes without a reward because of the deadline of their group."""
     rewards: float = 0.0
+    """The sum of all rewards."""
     per_minute: float | None = None
+    """How many of the last episodes ended per minute; None as long as nobody knows."""
     seconds_left: float | None = None
+    """Rest of the batch at this pace; None as long as nobody knows."""
     away_seconds: float | None = None
+    """How long the server has not been reached; None while it answers."""
 
     @property
     def done(self) -> int:
@@ -76,7 +77,7 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # The start of the batch, or the end before the first one that counts.
+        # The start of the batch, or the end before the first that counts.
         self._times = deque([clock()], maxlen=PACE_EPISODES + 1)
 
     def note_end(self) -> None:
@@ -165,32 +166,31 @@ Fault: TypeAlias = Literal["infrastructure", "player", "deadline"]
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """The result of one episode: a verdict, or a failure and whose fault it is.
-
-    `index` counts the episodes from 0 in the order in which they were drawn, `group` the tasks, `attempt` the
-    episodes of one task (always 0 without `n`). `episode` is the episode's public id, as verdicts have it and
-    `decathlon-mcp show` takes it; None only if the server never made one. `page` is the address where people
-    see it; None without an episode or page (an embedded server, `serve --no-page`). `played` is the player's
-    return value, None if the player did not return. The `failure` of a player that raised is a
-    PlayerFailedError with that error as its `__cause__`, and its `traceback`. `seconds` is the time from the
-    first try to open the episode to its end.
-    `resumed`: it was played before, and is read from the file of `resume`.
-    `lost`: the episodes that ended with their node of a cluster, after which the attempt was played again.
-    """
+    """The result of one episode: a verdict, or a failure and whose fault it is."""
 
     index: int
+    """Counts the episodes from 0 in the order in which they were drawn."""
     task: str
     group: int
+    """Counts the tasks from 0."""
     attempt: int
+    """Counts the episodes of one task from 0; always 0 without `n`."""
     episode: str | None
+    """Public id, as in verdicts and for `decathlon-mcp show`; None if the server never made an episode."""
     played: T | None
+    """The player's return value; None if the player did not return."""
     verdict: Verdict | None
     failure: Exception | None = field(compare=False)
+    """If the player raised, a PlayerFailedError with this error as its `__cause__`, and its `traceback`."""
     fault: Fault | None
     seconds: float
+    """From the first try to open the episode to its end."""
     lost: tuple[str, ...] = ()
+    """Episodes that ended with their node of a cluster, after which the attempt was played again."""
     page: str | None = None
+    """Address for people; None without an episode or page (an embedded server, `serve --no-page`)."""
     resumed: bool = False
+    """Whether it was played before, and is read from the file of `resume`."""
 
     @property
     def reward(self) -> float | None:
@@ -290,7 +290,7 @@ class Summary:
         return moments.deviation
 
     def pass_at(self, k: int) -> float | None:
-        """The mean of the tasks' pass@k, over those with at least `k` episodes; None if there are none."""
+        """The mean of pass@k over tasks with at least `k` episodes; None if there are none."""
         return _mean(task.pass_at(k) for task in self.tasks)
 
     def pass_all(self, k: int) -> float | None:
@@ -320,14 +320,14 @@ class Summary:
 
 
 class SummaryCounts:
-    """Counts results as they arrive. Its size depends on the number of tasks and not on that of episodes."""
+    """Counts results as they arrive. Its size depends on the number of tasks, not of episodes."""
 
     def __init__(self, *, with_branches: bool = False) -> None:
         self._tasks: dict[str, _TaskCounts] = {}
         self._with_branches = with_branches
 
     def add(self, task: str, verdict: Verdict | None) -> None:
-        """Count a result. That of a branch does not count, unless `with_branches`."""
+        """Count a result. A branch's result does not count, unless `with_branches`."""
         if verdict is not None and "branch" in verdict.raw and not self._with_branches:
             return
         counts = self._tasks.get(task)

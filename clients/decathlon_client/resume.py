@@ -67,7 +67,7 @@ class Revisions:
         self._known: dict[str, tuple[object, object]] = {}
 
     def check(self, task: str, verdict: Mapping[str, Any]) -> None:
-        """Raises RevisionError for a verdict of another revision than those on this task before."""
+        """Raises RevisionError for a verdict of another revision than earlier verdicts on this task."""
         revision = verdict.get("suite"), verdict.get("suite_revision")
         known = self._known.setdefault(task, revision)
         if known != revision:
@@ -112,7 +112,7 @@ class VerdictFile:
     def _read(self) -> None:
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and line.startswith(BEGINNING[: len(line)]):
-                break  # the process was killed while it wrote; the next line replaces this one
+                break  # the process was killed while it wrote; the next line replaces it
             self._end += len(line)
             record = _read(line)
             if record is None:
@@ -211,7 +211,7 @@ def _name(revision: tuple[object, object]) -> str:
 
 
 def _read(line: bytes) -> Recorded | None:
-    """The line's object; None if it is not one that `append` writes."""
+    """The line's object; None if `append` does not write such objects."""
     try:
         record = as_object(json.loads(line))
         if record is None or not record.keys() >= NEEDED:

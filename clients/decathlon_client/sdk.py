@@ -1,4 +1,4 @@
-"""The MCP SDK, versions 1.24 to 2.x; no other module depends on which one is installed.
+"""The MCP SDK, versions 1.24 to 2.x; no other module depends on the installed version.
 
 Requests and results are plain JSON here, because the SDK's models differ between 1.x and 2.x.
 """
@@ -208,7 +208,7 @@ def _options(headers: dict[str, str]) -> dict[str, Any]:
 
 
 class _SessionClient(httpx.AsyncClient):
-    """The HTTP client of a session. See `http_session` for what it is given.
+    """The HTTP client of a session. See `http_session` for its arguments.
 
     It answers requests itself, with an empty body, once `may_send` returns False, and also notifications and
     the end of a session if they fail.
@@ -264,7 +264,7 @@ def _is_answered(request: httpx.Request) -> bool:
 async def bound_response(response: httpx.Response) -> None:
     """Let reading the body of a response fail once a message in it is too long.
 
-    Raises httpx.RemoteProtocolError for one that is compressed.
+    Raises httpx.RemoteProtocolError for a compressed response.
     """
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         await response.aclose()

@@ -1,4 +1,4 @@
-"""MCP sessions with a server: who owns them, how they are opened again, and where servers are reached."""
+"""MCP sessions with a server: their owner, opening them again, and addresses of servers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from decathlon_client.values import (
 )
 
 CLOSE_SECONDS = 10.0
-"""How long the end of a session may take; the server ends one that is silent by itself."""
+"""How long the end of a session may take; the server ends a silent session by itself."""
 CONNECTION_CLOSED = -32000
 SESSION_TERMINATED = (-32600, 32600)
 """What the SDK (2.x, 1.x) answers for a server that no longer knows the session."""
@@ -194,8 +194,8 @@ class ReconnectingSession:
     """Requests to one address, with a new session whenever the last one was lost.
 
     A request whose session was lost is sent again in the next one, as long as `policy` allows, and a call
-    under the same operation id; so is a call whose sandbox the server does not reach. One that the server
-    answered otherwise is never sent again, whatever the answer.
+    under the same operation id; so is a call whose sandbox the server does not reach. A request that the
+    server answered otherwise is never sent again, whatever the answer.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What passes between client and server as typed values, labels of episodes as texts, addresses of servers.
+"""Typed values that pass between client and server, labels of episodes as texts, addresses of servers.
 
 A server and the token for it are named by arguments, or else by environment variables.
 
@@ -34,7 +34,7 @@ CLAIM = "claim_done"
 """The usual name of the tool that closes an attempt."""
 VERDICT_KEY = "decathlon/verdict"
 REWARDED = frozenset({"scored", "forfeited"})
-"""The statuses of verdicts with a reward. That of a forfeited attempt is 0.0."""
+"""The statuses of verdicts with a reward. A forfeited attempt has 0.0."""
 
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
@@ -48,22 +48,24 @@ ALONG = "along"
 
 
 class Filters(TypedDict, total=False):
-    """Conditions on tasks; a task must meet all of them.
-
-    `needs`, `without`: servers, local tools or hosted services by name, or `network`, `credentials`,
-    `services`; the task must need all of `needs` and none of `without`; `*` matches anything. `search`: text
-    that the id contains. Pass rates (0 to 1) and `order` use the server's `--results`, or else its own graded
-    episodes; with `pass_rate_run` or `pass_rate_last` always its own: of that run, of each task's last ones.
-    """
+    """Conditions on tasks; a task must meet all of them."""
 
     needs: Sequence[str]
+    """Servers, local tools or hosted services by name, or `network`, `credentials`, `services`; `*` matches
+    anything. A task must need all of them."""
     without: Sequence[str]
+    """The same names; a task must need none of them."""
     search: str | None
+    """Text that the id contains."""
     min_pass_rate: float | None
+    """0 to 1, like `max_pass_rate`; from the server's `--results`, or else its own graded episodes."""
     max_pass_rate: float | None
     pass_rate_run: str | None
+    """Take pass rates from the server's own episodes of this run."""
     pass_rate_last: int | None
+    """Take pass rates from so many of the server's own last episodes of each task."""
     order: Order | None
+    """By pass rates."""
 
 
 def filter_arguments(**filters: Any) -> JsonObject:
@@ -89,14 +91,7 @@ def as_objects(value: object) -> list[JsonObject]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of the server. `prompt` is None if prompts were not requested or the task has none.
-
-    An episode with this `launch_time` has the same prompt, unless `prompt_is_provisional`: then the paths in
-    it are only known when the episode has started, so show `Episode.prompt` to the model.
-    `pass_rate` is the share of its `attempts` that succeeded; None if the server has no results for it.
-    `metrics` are the names of its verdicts' metrics; None if they are known only after an evaluation.
-    `tool_calls(TOOL)` among them stands for that metric of each tool.
-    """
+    """One task of the server."""
 
     id: str
     suite: str
@@ -107,11 +102,17 @@ class Task:
     runnable: bool
     missing: tuple[str, ...]
     prompt: str | None
+    """None if prompts were not requested or the task has none."""
     prompt_is_provisional: bool
+    """Whether paths in it are known only when the episode has started: show `Episode.prompt` to the model."""
     launch_time: str | None
+    """An episode with this launch time has the same prompt, unless it is provisional."""
     pass_rate: float | None
+    """The share of its `attempts` that succeeded; None if the server has no results for it."""
     attempts: int
     metrics: tuple[str, ...] | None
+    """Names of its verdicts' metrics, `tool_calls(TOOL)` for one of each tool; None if only an evaluation
+    tells them."""
     raw: Mapping[str, Any] = field(repr=False)
 
     @classmethod
@@ -139,7 +140,7 @@ class Task:
 def check_weights(weights: Iterable[str], tasks: Iterable[Task]) -> None:
     """Check the names of weighted metrics before tasks are played.
 
-    Raises ValueError, with the metrics that there are, for one that none of the tasks has. A task whose
+    Raises ValueError, with the metrics that there are, for a metric that none of the tasks has. A task whose
     metrics are unknown may have any.
     """
     known: set[str] = set()
@@ -276,9 +277,9 @@ DEFAULT_URL = "http://127.0.0.1:8765"
 
 
 def server_url(url: str | None, *, is_root: bool = False) -> str:
-    """`url`, or else the one in `DECATHLON_URL`, or else the default address of `serve`.
+    """`url`, by default `DECATHLON_URL`, or else the default address of `serve`.
 
-    Raises ValueError if it is not an HTTP URL, and with `is_root` also if it is that of a task or an episode.
+    Raises ValueError if it is not an HTTP URL, and with `is_root` also if it is a task's or an episode's.
     """
     source = "url"
     if url is None:
@@ -298,7 +299,7 @@ def is_http_url(text: str) -> bool:
 
 
 def server_token(token: str | None) -> str:
-    """`token`, or else the one in `DECATHLON_TOKEN`; empty for none.
+    """`token`, by default `DECATHLON_TOKEN`; empty for none.
 
     Raises ValueError if no header can carry it; the message does not contain it.
     """

@@ -122,7 +122,7 @@ class ToolDecathlonEnv:
     def episode(
         self, task: str | Task | None = None, **options: Unpack[OpeningOptions]
     ) -> AbstractAsyncContextManager[Episode]:
-        """Open an attempt at a task, by default one that `sample` draws, and wait until it is ready.
+        """Open an attempt at a task, by default drawn by `sample`, and wait until it is ready.
 
         On exit its sandbox is removed. Takes and raises what `Decathlon.episode` does.
         """

@@ -9,7 +9,7 @@ from typing import Self
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
 
 MAX_LEVELS = 1000
-"""How deep folders may lie. A move to another one costs as many calls as there are folders between them."""
+"""How deep folders may lie. A move between folders costs as many calls as there are folders between them."""
 _OPEN_LEVELS = 32
 """Down to this level, the descriptors of the folders above the current one are kept open. Below it,
 `..` leads back."""

@@ -1,6 +1,6 @@
 """Packs the folder of a sandbox, whose processes may have filled it with anything, within named limits.
 
-The walk holds one folder's listing open and reads it entry by entry; it never has a list of names. What it
+The walk keeps one folder's listing open and reads it entry by entry; it never has a list of names. What it
 keeps is counted in bytes before it is kept:
 
     names of folders that are still to be entered     `MAX_PENDING_BYTES`      8 MiB
@@ -125,8 +125,8 @@ def pack_folder(folder: Path, archive: Path, limit_bytes: int, *, below: Path) -
     """Pack a folder of this machine as `Sandbox.get` describes. Raises LimitExceededError past a limit.
 
     A file with several names is packed once; its other names become hard links. A missing folder gives an
-    archive without members, and so does one that is reached through a link, at or below `below`. Files may
-    change meanwhile: no link is followed.
+    archive without members, and so does a folder that is reached through a link, at or below `below`. Files
+    may change meanwhile: no link is followed.
     """
     cursor = _readable(lambda: FolderCursor(below))
     if cursor is None:
@@ -157,7 +157,7 @@ class _Subfolders:
 
 
 class _Walk:
-    """Yields the entries of a folder, each folder's together and before those of its subfolders."""
+    """Yields the entries of a folder, each folder's together and before its subfolders' entries."""
 
     def __init__(self, cursor: FolderCursor, start: Parts) -> None:
         self._cursor = cursor
@@ -190,7 +190,7 @@ class _Walk:
     def _in_folder(
         self, parts: Parts, path: str, budget: PackBudget, subfolders: bytearray
     ) -> Iterator[Entry]:
-        """The entries of one folder; nothing of one that cannot be read."""
+        """The entries of one folder; none if it cannot be read."""
         folder = _readable(lambda: self._cursor.enter(parts))
         listing = None if folder is None else _readable(lambda: os.scandir(folder))
         if folder is None or listing is None:
@@ -208,7 +208,7 @@ class _Walk:
                 yield entry
 
     def _entry(self, folder: int, found: os.DirEntry[str], member_name: str) -> Entry | None:
-        """A file as an entry owned by root; None for sockets and devices, and for one that cannot be read."""
+        """A file as an entry owned by root; None for sockets, devices and unreadable files."""
 
         def entry() -> Entry | None:
             name, status = found.name, found.stat(follow_symlinks=False)
@@ -228,7 +228,7 @@ class _Walk:
         return _readable(entry)
 
     def _first_name(self, status: os.stat_result, member_name: str) -> str | None:
-        """The name under which a file with several names was packed before; else this one is remembered."""
+        """The name under which a file with several names was packed before; else this name is remembered."""
         inode = status.st_dev << 64 | status.st_ino
         if (first := self._first_names.get(inode)) is None:
             cost = _FIRST_NAME_COST + len(encoded(member_name))

@@ -66,22 +66,22 @@ _WITHOUT_BODY = frozenset(
 
 # A struct is made in a tenth of a dataclass's time, and an agent's workspace may have 250,000 members.
 class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Header of one member.
-
-    `name` and `link` (target of a link) are UTF-8; other bytes are surrogate escapes. `size` is the length of
-    the body in bytes, `mtime` whole seconds since 1970. `name_unreadable`: the member has an extended header
-    above the limits, so `name` and `link` are not its real ones.
-    """
+    """Header of one member."""
 
     name: str
+    """UTF-8, like `link`; other bytes are surrogate escapes."""
     kind: Kind
     size: int = 0
+    """Length of the body in bytes."""
     mode: int = 0o644
     mtime: int = 0
+    """Whole seconds since 1970."""
     link: str = ""
+    """Target of a link."""
     user: int = 0
     group: int = 0
     name_unreadable: bool = False
+    """Whether an extended header is above the limits, so that `name` and `link` are unknown."""
 
 
 Body = Iterable[bytes]
@@ -101,7 +101,7 @@ class ArchiveReader:
         self._body_start = 0
         self._body_bytes = 0
         self.end = 0
-        """Offset behind the last member that was read, where a further one can be written."""
+        """Offset behind the last member that was read, where a further member can be written."""
 
     @classmethod
     def of_file(cls, file: BinaryIO) -> ArchiveReader:
@@ -280,7 +280,7 @@ def _decoded(name: bytes) -> str:
 
 
 def extends_next(header: bytes | bytearray) -> bool:
-    """Whether this header only describes the one after it."""
+    """Whether this header only describes the next header."""
     return header[156:157] in _EXTENSIONS
 
 

@@ -4,12 +4,11 @@ An evaluator that calls `git log` in a repository of the agent would otherwise r
 own user: a repository's configuration names programs for signatures, differences, filters, transports and
 more. Only keys that are known to be harmless are kept, because new ones appear with every release of git.
 
-Which folders are repositories is decided as git does (`is_git_directory` in setup.c): one that has `objects`
-and `refs`, whatever its name. This covers bare repositories, those that a file `.git` or `commondir` refers
-to, and those of submodules.
+Every folder with `objects` and `refs` is a repository, whatever its name, as in git's `is_git_directory`
+(setup.c): also bare repositories, targets of a file `.git` or `commondir`, and submodules' repositories.
 
 A repository can also consist of files elsewhere, such as the grader's. Git finds these by paths in files, and
-it knows those files by their last name (or, for `gitdir: PATH`, by their content), so they are recognised by
+it knows such files by their last name (or, for `gitdir: PATH`, by their content), so they are recognised by
 that name wherever they are: a link to a folder changes every other part of a path. No link in the filtered
 workspace leads out, so a path stays inside if it has `..` only at its start and not too often. Git resolves
 these paths as the kernel does.
@@ -26,7 +25,7 @@ from pathlib import PurePosixPath
 MAX_FILE_BYTES = 1 << 18
 """Larger files are emptied. Git's own configuration of a repository with 1,000 branches has 100 KiB."""
 MAX_TOTAL_BYTES = 8 << 20
-"""All such files of a workspace together; further ones are emptied. Bounds the time for reading them."""
+"""Limit on the sum over a workspace, and so on the time for reading; further files are emptied."""
 MAX_PATHS = 500_000
 """Paths that are remembered. With more of them, every folder counts as a repository."""
 _OUT = "a path that leads out"
@@ -121,7 +120,7 @@ _OTHER_TOOLS = (
     "/.sl/sharedpath",
 )
 GITFILE = b"gitdir: "
-"""How a file begins that git takes for a repository at the path that follows, whatever the file's name."""
+"""Start of a file of any name that sends git to a repository; the repository's path follows."""
 _MARK_OF_URL = "file://"
 
 Reduce = Callable[[bytes, str], tuple[bytes, list[str]]]
@@ -155,7 +154,7 @@ def marks_repository(name: str) -> bool:
 class Repositories:
     """The repositories of one workspace. `location`: the workspace in sandboxes.
 
-    `names`: at least those of its members that `marks_repository`.
+    `names`: names of its members, at least all that `marks_repository` accepts.
     """
 
     def __init__(self, names: Iterable[str], location: PurePosixPath) -> None:
@@ -298,9 +297,9 @@ def _reduce_tables(content: bytes, name: str) -> tuple[bytes, list[str]]:
 
 
 def leads_out(path: str, depth: int) -> bool:
-    """Whether a relative path can end above the workspace. `depth`: levels below it of the path's folder.
+    """Whether a relative path can end above the workspace. `depth`: levels from it to the path's folder.
 
-    The folder and those above it must be no links, and no link may lead out.
+    The folder and its parents must be no links, and no link may lead out.
     """
     # After a name, which can be a link, ".." can be anywhere.
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -311,7 +310,7 @@ def leads_out(path: str, depth: int) -> bool:
 def reduce_config(
     content: bytes, stays_inside: Callable[[str], bool], is_near: Callable[[str], bool]
 ) -> tuple[bytes, list[str]]:
-    """A git configuration with its harmless keys alone, and the names of those that were removed.
+    """A git configuration with its harmless keys alone, and the names of the removed keys.
 
     `stays_inside` judges the path of a working tree, `is_near` the location of a remote.
 

@@ -50,8 +50,8 @@ def checked_entries(archive: ArchiveSource) -> Iterator[Entry]:
     reading a body.
     """
     if isinstance(archive, StreamedArchive):
-        # Who makes its members has checked them. Those of a workspace pass here several times on their way,
-        # and each check costs as much as to create the file.
+        # The maker of the members has checked them. A workspace's members pass here several times on their
+        # way, and each check costs as much as to create the file.
         yield from archive.entries()
         return
     name = "the archive" if isinstance(archive, bytes) else str(archive)
@@ -68,7 +68,7 @@ def checked_entries(archive: ArchiveSource) -> Iterator[Entry]:
 
 
 def _entries(reader: ArchiveReader, name: str, check: Callable[[Member], Member | None]) -> Iterator[Entry]:
-    """Those members of the archive `name` that `check` returns, with their bodies."""
+    """The members of the archive `name` as `check` returns them, with their bodies."""
     for read in _whole(iter(reader), name):
         if (member := check(read)) is not None:
             yield member, _whole(reader.body(), name) if member.kind is Kind.FILE else ()
@@ -146,7 +146,7 @@ def append_archive(
 def joined(parts: Sequence[tuple[PurePosixPath, ArchiveSource]]) -> StreamedArchive:
     """One archive of several, in this order, each with the folder below which its members are placed.
 
-    Those folders become members too, unless an earlier part has them. Every member is checked on its way from
+    These folders become members too, unless an earlier part has them. Every member is checked on its way from
     its part: reading it raises BadRequestError for a part that is no whole archive or has a member that no
     sandbox unpacks.
     """

@@ -25,7 +25,7 @@ MAX_PART_BYTES = 255
 MAX_REPORTED = 100
 """Longest list of refusals, so that an agent cannot fill the verdict."""
 MAX_LINK_BYTES = 16 << 20
-"""Targets of symlinks that are remembered for their other names; other names of further ones are left out."""
+"""Symlinks whose targets are remembered for their other names; further symlinks lose other names."""
 _LINK_COST = 100
 """Bytes that a remembered target takes besides itself."""
 MAX_KEYS_REPORTED = 10
@@ -43,10 +43,10 @@ class CleanWorkspace:
     """The plain tar `archive` as it goes into a grader's sandbox, its members placed below `prefix`.
 
     Allowed are regular files, folders, symlinks that stay inside, and hard links to what is allowed; of two
-    members with one name, the first. A link to an absolute path in the workspace becomes a relative one.
-    `limit_bytes` bounds all bodies together, `limit_members` the number of members, refused ones included.
+    members with one name, the first. A link to an absolute path in the workspace becomes relative.
+    `limit_bytes` bounds all bodies together, `limit_members` the number of members, also of refused members.
     Owners become root, set-id bits are removed, everything becomes readable. `root`: the folder in sandboxes
-    that `prefix` is relative to; by default the topmost one. `location`: where the workspace was in the
+    that `prefix` is relative to; by default the topmost folder. `location`: where the workspace was in the
     agent's sandbox; by default at `prefix` too.
 
     Nothing is written: the archive is filtered while it is read.
@@ -74,7 +74,7 @@ class CleanWorkspace:
     def refused(self) -> list[str]:
         """One line for each member that was refused or changed when the archive was read last.
 
-        At most `MAX_REPORTED`, and a last line with the number of further ones.
+        At most `MAX_REPORTED`, and a last line with the number of further members.
         """
         return [] if self._last is None else self._last.reports()
 
@@ -132,7 +132,7 @@ class _Filter:
         # By hashes of the names, so that memory is bounded by their number and not by their length.
         self._kinds: dict[bytes, Kind] = {}
         self._folder = ""
-        """The folder of the member before, most often that of the next."""
+        """The previous member's folder, most often the next member's too."""
         self._reports: list[str] = []
         self._unreported = 0
 
@@ -233,7 +233,7 @@ class _Filter:
         return self._file(name, replace(member, size=len(content)), (content,))
 
     def _as_symlink(self, member: Member) -> Member:
-        """A hard link as what it is another name of, if that is a symlink: engines pack it so."""
+        """A hard link to a symlink as a symlink: engines pack a symlink's further names as hard links."""
         target = self._link_targets.get(_key(_normalized(member.link)))
         return member if target is None else replace(member, kind=Kind.SYMLINK, link=target)
 

@@ -26,7 +26,7 @@ from decathlon_mcp.archives.reading import (
 from decathlon_mcp.errors import LimitExceededError
 
 MAX_MTIME = (1 << 33) - 1
-"""Latest time in a plain header field, and one that every file system can store."""
+"""Latest time in a plain header field, which every file system can store."""
 
 # The file may have been replaced since it was looked at: never follow a link, never wait for a FIFO's writer.
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -59,11 +59,11 @@ class StreamedArchive:
 
 
 ArchiveSource = Path | bytes | StreamedArchive
-"""A whole archive: a tar, plain or gzip, or one that is made while it is read."""
+"""A whole archive: a tar, plain or gzip, or made while it is read."""
 
 
 def archive_size(archive: ArchiveSource) -> int:
-    """About the length of an archive, in bytes; of a compressed one as it is stored."""
+    """About the length of an archive, in bytes; of a compressed archive as it is stored."""
     match archive:
         case bytes():
             return len(archive)
@@ -77,7 +77,7 @@ def archive_chunks(entries: Iterable[Entry]) -> Iterator[bytes]:
     """A whole archive in chunks of about `CHUNK_BYTES`.
 
     Each entry's body is consumed before the next entry is asked for. A body shorter than its member's size is
-    filled with zeros; ValueError for a longer one.
+    filled with zeros; ValueError for a longer body.
     """
     return _gathered(_pieces(entries))
 

@@ -1,1 +1,1 @@
-"""Which tasks there are: filters, draws, pass rates, requirements."""
+"""The catalogue of tasks: filters, draws, pass rates, requirements."""

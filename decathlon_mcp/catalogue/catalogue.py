@@ -29,8 +29,7 @@ MAX_SUGGESTIONS = 5
 class SuiteRevision:
     """The files of a suite that a task is played with.
 
-    `changed`: the files that all sandboxes of the suite share are not those that the server has read at its
-    start.
+    `changed`: the files that all sandboxes of the suite share have changed since the server's start.
     """
 
     revision: str
@@ -109,7 +108,7 @@ class Catalogue:
 
         It is in the time zone of the sandboxes.
 
-        Raises BadRequestError if another one is requested than that of the recording.
+        Raises BadRequestError if the requested time is not the recording's.
         """
         read, recorded = self._host.recorded_launch_time, None
         if read is not None and (task.needs.network or task.grader_network):
@@ -126,7 +125,7 @@ class Catalogue:
     def _in_zone_of_sandboxes(self, suite: Suite, when: datetime | None) -> datetime:
         """The moment as the clock of a sandbox shows it, which the task's programs read. None: now.
 
-        A time without an offset is one of that clock. Raises BadRequestError for one that no clock shows.
+        A time without an offset is one of that clock. Raises BadRequestError for a time that no clock shows.
         """
         zone = self._host.zones.get(suite.name)  # None: this machine's
         if when is None:
@@ -194,10 +193,10 @@ def list_tasks(
 ) -> list[JsonObject]:
     """Describe these tasks: what each needs, and whether it can run here. The order of `names` is kept.
 
-    A name may occur more than once. `metrics` are those of each task besides the server's, None if they are
-    unknown; a task that has none is described without. A prompt is that of an episode with the `launch_time`
-    next to it; with `prompt_is_provisional`, the episode's has other paths. `rates`: the pass rates that are
-    listed; without them, those of the file of results.
+    A name may occur more than once. `metrics`: metrics of each task besides the server's, None if they are
+    unknown; a task that has none is described without. A prompt is written for the `launch_time` next to it;
+    with `prompt_is_provisional`, the episode's prompt has other paths. `rates`: the pass rates that are
+    listed, by default the file of results.
     """
     names = [*names]
     # In whole seconds, since clients pass it on as text.

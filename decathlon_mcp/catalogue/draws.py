@@ -95,8 +95,8 @@ class TaskFilter(BaseModel):
 def rates_for(catalogue: Catalogue, filters: TaskFilter, token: str | None = None) -> PassRates | None:
     """The pass rates that these filters are about; None if none are known.
 
-    They are those of the file of results, if there is one, unless the filters ask for pass rates of now:
-    of the episodes of this server, and with a token of that token's. Reads the store if it has to.
+    The file of results has them, unless there is none or the filters ask for current pass rates: over this
+    server's episodes, or over the token's with a token. Reads the store if it has to.
     """
     asks_for_now = filters.pass_rate_run is not None or filters.pass_rate_last is not None
     uses = filters.order is not None or filters.min_pass_rate is not None or filters.max_pass_rate is not None
@@ -108,8 +108,8 @@ def rates_for(catalogue: Catalogue, filters: TaskFilter, token: str | None = Non
 def filter_tasks(catalogue: Catalogue, filters: TaskFilter, rates: PassRates | None = None) -> list[Entry]:
     """The tasks that fit, in the order of the filters, or else of the catalogue.
 
-    `rates`: from `rates_for`; without them, those of the file of results. Raises BadRequestError for a split
-    or a need that no task has, and for conditions on pass rates if none are known.
+    `rates`: from `rates_for`; by default the file of results. Raises BadRequestError for a split or a need
+    that no task has, and for conditions on pass rates if none are known.
     """
     rates = catalogue.pass_rates if rates is None else rates
     _validate(catalogue, filters, rates)
@@ -204,8 +204,8 @@ def _any_matches(words: Iterable[str], pattern: str) -> bool:
 
 def _matches(word: str, pattern: str) -> bool:
     """Whether a word is the pattern, in which `*` stands for any text."""
-    # Not `fnmatch`, which compiles each pattern to a regular expression, takes milliseconds for a long one,
-    # and keeps 32,768 of them.
+    # Not `fnmatch`, which compiles each pattern to a regular expression, takes milliseconds for a long
+    # pattern, and keeps 32,768 of them.
     first, *others = pattern.split("*")
     if not others:
         return word == pattern
@@ -275,9 +275,9 @@ class TaskSampler:
     def take(self, draw: TaskFilter, *, token: str | None = None, count: int = 1) -> list[str]:
         """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
 
-        The same seed gives the same tasks. Without a seed they are random or, with an order, those after the
-        last draw with the same token and filters. Raises BadRequestError for invalid filters, and if there is
-        none to draw from.
+        The same seed gives the same tasks. Without a seed they are random; with an order they follow the last
+        draw of the same token and filters. Raises BadRequestError for invalid filters, and if there is none
+        to draw from.
         """
         rates = rates_for(self._catalogue, draw, token)
         if draw.seed is not None:

@@ -16,7 +16,7 @@ from decathlon_mcp.types import JsonObject, as_object
 log = logging.getLogger("decathlon.suites")
 
 MAX_RATED = 4_000
-"""Episodes of which pass rates of now are made: the newest graded ones. Reading them takes milliseconds."""
+"""Episodes in current pass rates: the newest graded episodes. Reading them takes milliseconds."""
 _WHITESPACE = " \t\r\n"
 
 
@@ -43,7 +43,7 @@ class PassRates:
         return len(self._counts)
 
     def of(self, suite: str, task_id: str) -> PassRate | None:
-        """The pass rate of a task, over verdicts of its suite and those without a suite."""
+        """The pass rate of a task, over verdicts of its suite and verdicts without a suite."""
         keys = ((suite, task_id), (None, task_id), (None, f"{suite}:{task_id}"))
         rates = [self._counts[key] for key in keys if key in self._counts]
         if not rates:

@@ -1,4 +1,4 @@
-"""What a task lacks on this host: credentials, services, servers and their programs, a network, a text.
+"""Requirements that a task lacks on this host: credentials, services, servers, programs, a network, a text.
 
 `missing_requirements` compares a task's needs (`SuiteResources.needs`) with the checkout and the host, of
 which plug-ins record what they found inside of sandboxes.

@@ -268,7 +268,7 @@ def _list_common(command: Callable[..., object]) -> None:
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status.
 
-    It is 2 for a wrong command line, also one that names an episode, a run or a task that there is not.
+    It is 2 for a wrong command line, also for a missing episode, run or task.
     """
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
@@ -311,7 +311,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _warn_of_unknown_variables(words: Sequence[str]) -> None:
-    """Name the variables on stderr that are probably misspelt; `doctor` names all unknown ones."""
+    """Name the variables on stderr that are probably misspelt; `doctor` names all unknown variables."""
     if not words or words[0].startswith("-") or words[0] == "doctor":
         return
     # Others may belong to another program, and a log that is read by a program should have no such line.

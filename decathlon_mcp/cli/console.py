@@ -1,4 +1,4 @@
-"""Console output of `demo` and `play`: coloured on a terminal, plain in a pipe; and what is waited for."""
+"""Console output of `demo` and `play`: coloured on a terminal, plain in a pipe; and notes of long waits."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ OF_A_PROXY = frozenset({502, 504})
 async def reporting_absence(url: str | None) -> AsyncGenerator[None]:
     """Ask the server at `url` in the background whether it works, as long as the body runs.
 
-    The body itself goes on: a request may take minutes on a server that works, and one whose connection was
-    lost is sent again. None: see `server_url`. Raises ValueError for a URL that cannot be right.
+    The body itself goes on: a request may take minutes on a server that works, and after a lost connection it
+    is sent again. None: see `server_url`. Raises ValueError for a URL that cannot be right.
     """
     root = server_url(url, is_root=True).rstrip("/").removesuffix("/mcp")
     async with background_tasks() as tasks:

@@ -168,7 +168,7 @@ def _split(kind: object, value: str, **_: object) -> list[str]:
 
 
 def shown_default(value: object) -> str | None:
-    """A default as a user would type it; None for one that the help leaves out."""
+    """A default as a user would type it; None for a default that the help leaves out."""
     if isinstance(value, tuple):
         return " ".join(str(item) for item in cast("tuple[object, ...]", value)) or None
     if isinstance(value, Path) and value.is_relative_to(Path.home()):

@@ -1,4 +1,4 @@
-"""What commands print on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON.
+"""Output of commands on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON.
 
 Also how a shell finds the programs of this environment, for what is to be typed next.
 """

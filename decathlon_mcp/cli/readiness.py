@@ -1,4 +1,4 @@
-"""Whether this machine is ready: one list for `doctor`, `serve`, `regrade` and `tasks --check`."""
+"""Readiness of this machine: one list of checks for `doctor`, `serve`, `regrade` and `tasks --check`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 VARIABLE = "_DECATHLON_SUPERVISOR"
 """Environment variable for the server: see `Supervised.parse`. The server removes it when it starts."""
 FLAGS = ("--no-supervisor", "--no_supervisor")
-"""The option of the command line by which a server has no supervisor; both spellings are the same one."""
+"""The option of the command line by which a server has no supervisor; both spellings are the same option."""
 HANDED_OVER_STATUS = 75
 """Exit status of a server that left its episodes to the next one; the parent starts that at once."""
 USAGE_STATUS = 2

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, a variable, the settings file or this machine, in one line each."""
+"""One-line messages about faults of a command line, a variable, the settings file or this machine."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def usage_message(error: CycloptsError) -> str:
             names = sorted(name for name in error.app or () if not name.startswith("-"))
             return f"{beginning} The commands are: {', '.join(names)}"
         case UnknownOptionError(token=token, argument_collection=arguments) if token.source == "cli":
-            # Every option that works is compared, and cyclopts names also one that this command's help hides.
+            # Every option that works is compared, and cyclopts also names options that this command's help
+            # hides.
             given = token.keyword or token.value
             known = [name for argument in arguments if argument.show for name in argument.names]
             return f"unknown option: {given}{did_you_mean(given.partition('=')[0], known)}"

@@ -1,9 +1,9 @@
-"""Archives to and from a sandbox: small ones over the driver's connection, others by the provider.
+"""Archives to and from a sandbox: small over the driver's connection, large by the provider.
 
 A container engine needs some 40 ms of CPU time for an archive of any size, as it starts a process that enters
-the container's file system. The driver is there already, but takes twice as long for a large one (2026-11-27,
-Docker: 1 GiB of raw bytes on the driver's stream 6.0 s, by the engine 3.0 s; 100,000 small files 55 s and
-17 s), so both ways stay.
+the container's file system. The driver is there already, but takes twice as long for a large archive
+(2026-11-27, Docker: 1 GiB of raw bytes on the driver's stream 6.0 s, by the engine 3.0 s; 100,000 small files
+55 s and 17 s), so both ways stay.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _save(packed: bytes, archive: Path) -> None:
 
 
 def _unpack_step(folder: PurePosixPath, archive: ArchiveSource) -> JsonObject | None:
-    """The step of `arrange` that unpacks an archive; None for one that is too large. Blocks.
+    """The step of `arrange` that unpacks an archive; None for a large archive. Blocks.
 
     Raises BadRequestError.
     """

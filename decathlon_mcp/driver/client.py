@@ -67,14 +67,16 @@ class _Frozen(msgspec.Struct):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """How a process ended. `stdout` and `stderr` are the ends of its output, `channel` is complete."""
+    """How a process ended."""
 
     exit_code: int | None
     signal: int | None
     timed_out: bool
     stdout: str
+    """The end of its output, as is `stderr`."""
     stderr: str
     channel: str | None = None
+    """All that it wrote to the channel; None without a channel."""
     background: int = 0
     """Number of processes that it left running, with `leave`."""
 
@@ -174,7 +176,7 @@ class DriverClient(DriverLink):
         return await self.request(wire.CLEAN, params, kind=CleanResult, timeout_seconds=CLEAN_SECONDS)
 
     async def merge(self) -> Merging:
-        """Let the kernel merge memory pages of this sandbox with those of others.
+        """Let the kernel merge memory pages of this sandbox with other sandboxes' pages.
 
         Only for processes that are started after it.
         """
@@ -188,10 +190,10 @@ class DriverClient(DriverLink):
     async def start(
         self, names: Sequence[str], *, deadline_seconds: float, again: bool = False
     ) -> dict[str, ServerInfo]:
-        """Make sure that these servers run; returns the tools of those that were started now.
+        """Make sure that these servers run; returns the tools of the servers that were started now.
 
         They must have been defined. A few start at a time, each within `deadline_seconds`. `again`: also
-        start one that has ended.
+        start a server that has ended.
 
         Raises DriverError with reason `server` and data `about` (`server`, `stderr`) if one does not start or
         has ended, and LimitExceededError for a list of tools over MAX_TOOLS or a definition over
@@ -218,7 +220,7 @@ class DriverClient(DriverLink):
     ) -> None:
         """Call a tool of a server.
 
-        `request_id`: a new one, or that of a call which an earlier server process has sent: the driver runs
+        `request_id`: a new id, or the id of a call which an earlier server process has sent: the driver runs
         it only if it did not get it before. `params` may contain `msgspec.Raw`. `on_outcome`: called once,
         with the reply or with the error, before the driver may forget the reply; with None if the connection
         has ended. Members of the reply's `_meta` that look like this server's own are removed; nothing else

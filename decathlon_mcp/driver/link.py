@@ -1,7 +1,7 @@
 """Requests to a driver, over a stream that may be lost.
 
 A request is pending until its outcome has been handled. Whenever a driver is attached, it learns which
-requests are pending; those that it has never received are sent again, and it sends the responses of the
+requests are pending; requests that it has never received are sent again, and it sends the responses of the
 others again. So a request runs once and its response arrives, whatever happens to the stream.
 
 Whatever the driver sends is handled where it is read, without a task, and is not trusted: only the envelope
@@ -63,10 +63,10 @@ but no single step keeps the event loop waiting for longer than 10 ms."""
 NOTIFICATION_BYTES_PER_SECOND = 1 << 20
 NOTIFICATION_BYTES_BURST = 8 << 20
 NOTIFICATION_COST_BYTES = 4 << 10
-"""Limits on the notifications of one sandbox that are passed on: a short one counts as much as its cost. So
-there are some twice as many as a driver passes on."""
+"""Limits on the notifications of one sandbox that are passed on: a short notification counts as much as its
+cost. So there are some twice as many as a driver passes on."""
 OVERHEAD_BYTES = 100
-"""Counted for every pending request in addition to its length, so that many short ones are bounded too."""
+"""Counted for every pending request in addition to its length, which bounds many short requests too."""
 DONE_AFTER_BYTES = 64 << 10
 """Responses that were handled and that the driver keeps nevertheless. The next request names them without
 cost, at the latest a ping; a line of its own is written only for more than this."""
@@ -222,12 +222,12 @@ class DriverLink(DriverStream):
     ) -> None:
         """Send a request; while too much has no reply, it waits for room, unless it is `urgent`.
 
-        `request_id`: from `new_request_id`, or that of a request of an earlier server process. `params` may
+        `request_id`: from `new_request_id`, or the id of a request of an earlier server process. `params` may
         contain `msgspec.Raw` without line feeds. `read`: makes the outcome of a reply, an error or a result,
         which has not been checked; it runs in a thread if the reply is long. `on_outcome`: called once, with
         what `read` has returned, or the DecathlonError that it has raised, LimitExceededError for a request
-        that is too long, or None if the link has closed. The driver keeps the reply until it has
-        returned. Neither it nor `on_notification` may raise.
+        that is too long, or None if the link has closed. The driver keeps the reply until it has returned.
+        Neither it nor `on_notification` may raise.
         """
         message = as_json_with_raw({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
         request = _Request(request_id, message, read, on_outcome, on_notification)
@@ -246,7 +246,7 @@ class DriverLink(DriverStream):
             self._queue[request_id] = request
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request, and cancel it in the driver. No effect on one that has its outcome."""
+        """Forget a request, and cancel it in the driver. No effect on a request that has its outcome."""
         self._queue.pop(request_id, None)
         request = self._take(request_id)
         if request_id in self._unanswered:
@@ -291,7 +291,7 @@ class DriverLink(DriverStream):
         """The error that says why the link has closed, with the provider's cause if it knows one."""
         loss = self._loss or Loss()
         cause = await self._sandbox.cause_of_end() or loss.cause
-        # The engine is asked as well: one that does not answer would explain a silent driver.
+        # The engine is asked as well: a silent engine would explain a silent driver.
         is_at_fault = loss.by_driver and cause is None and await self._sandbox.is_running()
         reason = loss.reason or "the sandbox's first process ended"
         return SandboxLostError(
@@ -325,7 +325,7 @@ class DriverLink(DriverStream):
         self._write(*self._take_done(), request.message)
 
     def _take(self, request_id: int) -> _Request | None:
-        """Remove a pending request, and begin those for which there is room then."""
+        """Remove a pending request, and begin waiting requests as far as there is room."""
         request = self._pending.pop(request_id, None)
         if request is not None:
             self._pending_bytes -= len(request.message) + OVERHEAD_BYTES
@@ -415,7 +415,7 @@ class DriverLink(DriverStream):
         if bytes(message.id) != b"null":
             pass
         elif message.error is not NULL:
-            # The driver could not read a request and does not know which one.
+            # The driver could not read a request, nor its id.
             for request in tuple(self._pending.values()):
                 if not request.is_read:
                     self._settle(request, request.outcome(payload))
@@ -442,7 +442,7 @@ class DriverLink(DriverStream):
 class Heartbeat:
     """Sends a ping three times in each lease, and reports a driver that stays away.
 
-    `boot_seconds`: how long the driver may take to be attached; None for one that runs already.
+    `boot_seconds`: how long the driver may take to be attached; None for a running driver.
     """
 
     # A timer of the event loop and no task: of a thousand episodes most are idle, and a task that sleeps

@@ -1,10 +1,10 @@
-"""What MCP allows in the messages of a task's server, and what is left of a message with a fault.
+"""The MCP schema of messages from a task's server, and the repair of messages with a fault.
 
-An SDK client raises for a result that MCP does not allow, waits for ever for one whose `_meta` is null, and
-refuses a whole list of tools for one definition. An agent could end its own attempt that way, so everything
-is checked where it enters the server. Faulty optional members are left out. Without a valid required member,
-a content item becomes a text that says so, an `inputSchema` one that allows any arguments, and a result or a
-notification is refused. Members that MCP does not define are not looked at.
+An SDK client raises for a result that MCP does not allow, waits for ever for a result whose `_meta` is null,
+and refuses a whole list of tools for one definition. An agent could end its own attempt that way, so
+everything is checked where it enters the server. Faulty optional members are left out. Without a valid
+required member, a content item becomes a text that says so, an `inputSchema` a schema that allows any
+arguments, and a result or a notification is refused. Members that MCP does not define are not looked at.
 
 The classes here are the published schemas of all revisions (2024-11-05 to 2026-07-28), in which an optional
 member may be absent and never null. They are stricter where an SDK's client is: Base64, `lastModified` and
@@ -211,9 +211,9 @@ class ToolResult(Struct, frozen=True):
 def read_result(data: bytes) -> ToolResult:
     """Check the JSON text of a tool's result.
 
-    Raises `msgspec.ValidationError`, which names the place, for one that MCP does not allow, JsonLimitError
-    for one that is too deep or has too many values, and ValueError or `msgspec.MsgspecError` for text that
-    not every client could read.
+    Raises `msgspec.ValidationError`, which names the place, for a result that MCP does not allow,
+    JsonLimitError for too much depth or too many values, and ValueError or `msgspec.MsgspecError` for text
+    that not every client could read.
     """
     try:
         result = _decode_plain(data)
@@ -221,7 +221,7 @@ def read_result(data: bytes) -> ToolResult:
         pass  # it has a fault, or members that decoding does not look at
     else:
         if len(data) > MAX_NODES:
-            # What is no payload has at most one node for each byte. The second length is that of its JSON.
+            # Outside of payloads there is at most one node for each byte. The second length is the JSON's.
             payloads = [getattr(item, "text", "") or getattr(item, "data", "") for item in result.content]
             if all(len(data) - sum(map(length, payloads)) > MAX_NODES for length in (len, _encoded_length)):
                 check_json(data)
@@ -459,7 +459,7 @@ class LogParams(Struct, frozen=True):
 
 
 def valid_notification(params: JsonObject, kind: type[ProgressParams | LogParams]) -> JsonObject | None:
-    """The parameters of a notification without what MCP does not allow; None if a required one is faulty."""
+    """The parameters of a notification without what MCP does not allow; None if a required part is faulty."""
     try:
         msgspec.convert(params, kind)
     except _UNREADABLE:

@@ -18,7 +18,7 @@ from decathlon_mcp.types import JsonObject, as_object
 
 MAX_ERROR_CHARACTERS = 4000
 MAX_ERROR_BYTES = 1 << 17
-"""Longest error object of a driver that is read; a longer one loses its message and its data."""
+"""Longest error object of a driver that is read; a longer error loses its message and its data."""
 MAX_SMALL_NODES = 1_000
 """Values and keys in an error, and in the result of a method without a limit of its own."""
 MAX_NOTIFICATION_NODES = 10_000
@@ -66,7 +66,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def read_message(payload: bytes) -> Message:
-    """The envelope of a message; empty for one that is no JSON object."""
+    """The envelope of a message; empty if it is no JSON object."""
     try:
         return _decode_message(payload)
     except UNREADABLE:

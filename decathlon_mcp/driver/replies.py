@@ -94,7 +94,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_result(cls, text: bytes | Raw, overlong: Raw | UnsetType = UNSET) -> Reply:
-        """A reply with the result that this JSON text has. `overlong`: what the driver reports of a long one.
+        """A reply with the result that this JSON text has. `overlong`: the driver's report of a long reply.
 
         What MCP does not allow in it is left out. Raises what `repaired_result` and `read_result` raise:
         `msgspec.ValidationError` for one of which nothing valid is left.
@@ -105,8 +105,8 @@ class Reply(msgspec.Struct, frozen=True):
         except msgspec.ValidationError:
             data = repaired_result(data)
             result = read_result(data)
-        # Members are written again one by one, because of duplicates: parsers differ in which of them they
-        # read, and the one that was not looked at could have keys of this server.
+        # Members are written again one by one, because of duplicates: parsers differ in which duplicate they
+        # read, and an unchecked duplicate could have keys of this server.
         members, meta = _decode_members(data), result.meta
         if result.has_metas:
             items = [_without_own_keys(item) for item in _decode_items(members["content"])]
@@ -171,7 +171,7 @@ def read_reply(payload: bytes, *, server: str) -> Reply:
     """The reply in the driver's response to a tool's call.
 
     Raises the driver's error, LimitExceededError for a reply that is too long, too deep or over
-    `json_limits.MAX_NODES`, and DriverError with reason `server` for one that is neither a result nor an
+    `json_limits.MAX_NODES`, and DriverError with reason `server` for a reply that is neither a result nor an
     error, and for a tool's result of which nothing valid is left without what MCP does not allow: its message
     names the fault and has the result's text.
     """
@@ -223,7 +223,7 @@ def relayed_notification(notification: Notification) -> tuple[bool, JsonObject] 
     """Whether a call's notification is progress (else a log message), and its params for the client.
 
     What MCP does not allow in them is left out, and keys that look like this server's own. None if a required
-    one is faulty.
+    member is faulty.
     """
     is_progress = notification.method == wire.PROGRESS
     params = notification.decoded()
@@ -245,7 +245,7 @@ def without_own(meta: JsonObject) -> JsonObject:
 
 
 def _without_own_keys(item: Raw) -> dict[str, Raw]:
-    """The members of a content item, or of the resource in it, written again as those of a result are."""
+    """The members of a content item, or of the resource in it, written again as a result's members are."""
     members: dict[str, Raw] = _decode_members(item)
     if (resource := members.get("resource")) is not None and bytes(resource).startswith(b"{"):
         members["resource"] = Raw(as_json_with_raw(_without_own_keys(resource)))

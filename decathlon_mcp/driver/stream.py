@@ -63,8 +63,8 @@ class ReconnectPolicy:
     """How a link continues after the loss of a stream or of a server process.
 
     `seconds`: how long the driver waits for a server, and a server for a new stream; with 0, the end of the
-    stream is the end. `generation`: higher than that of every server process before, from 1. To a driver, a
-    copy of its sandbox that is opened is another server process.
+    stream is the end. `generation`: higher than every earlier server process's, from 1. To a driver, a copy
+    of its sandbox that is opened is another server process.
     """
 
     seconds: int = 0
@@ -283,7 +283,7 @@ class DriverStream(ABC):
             seconds = self._reading.spend(attaching.resent_bytes)
             await anyio.sleep(max(seconds, attaching.began_at + ATTACH_SECONDS - time.monotonic()))
             if not attaching.is_due:
-                return  # the answer to the one before came late
+                return  # the answer to the previous attachment came late
             self._detach()
             attaching.began_at, attaching.resent_bytes = time.monotonic(), 0
             nonce = attaching.nonce = secrets.token_hex(NONCE_DIGITS // 2).encode()
@@ -350,7 +350,7 @@ class DriverStream(ABC):
                 self.attach()
         elif line.kind == b"refused":
             if line.numbers[0] > self.reconnect.generation:
-                # No other one can have: it would need the state folder, which this one has locked.
+                # No other server can have: it would need the state folder, which this server has locked.
                 reason = "it says that another server process has taken it over"
                 self._lose(Loss(reason, by_driver=True))
         elif line.kind == b"attached" and not self._lines.reads:

@@ -1,4 +1,4 @@
-"""How an episode begins: a chain, whose last link sets the task up in a new sandbox.
+"""Beginnings of episodes: a chain, whose last link sets the task up in a new sandbox.
 
 A link begins the episode itself, or asks the link that follows it. So it can hold others back meanwhile, and
 it knows when the set-up is done, before the episode is READY. The links of a server are its plug-ins'; an

@@ -39,7 +39,7 @@ MAX_LOST = 1_000
 """Calls without a response that was handed over, the newest: each new call of a session is compared with
 them."""
 MAX_JOINABLE = 16
-"""How many calls like a new one are looked at, the oldest: a client may have hundreds of the same at once."""
+"""How many calls like a new call are compared, the oldest: a client may have hundreds of the same at once."""
 DIGEST_BYTES = 16
 HASHED_IN_THREAD_BYTES = 1 << 18
 """Arguments from this length on are hashed in a thread. These take about 0.3 ms; 4 MiB would stop the event
@@ -178,8 +178,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     """Whether another episode made the call."""
     route: ToolRoute | None = None
     request: int | None = None
-    """Id of the driver's request, once the call's line is written. Then this server, or an earlier one, has
-    sent the call."""
+    """Id of the driver's request, once the call's line is written. Then this server, or an earlier server,
+    has sent the call."""
     sent_at: float | None = None
     """When this server sent the call, as a time of `perf_counter`."""
     is_ended: bool = False
@@ -188,6 +188,7 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     known: KnownCalls | None = None
     """Where the requests that repeat the call find it."""
     on_cancel: Callable[[Call], object] | None = None
+    """Called when every waiting request was cancelled."""
     is_cancelled: bool = False
     """Whether every waiting request was cancelled."""
     waiters: list[Waiter] = msgspec.field(default_factory=list[Waiter])
@@ -347,11 +348,11 @@ class KnownCalls:
     """
 
     def __init__(self) -> None:
-        # Keys, with the number and the digest of each one's call; the oldest is first.
+        # Keys, each with the number and the digest of its call; the oldest is first.
         self._by_key: dict[str, tuple[int, str]] = {}
         self.running: dict[int, Call] = {}
         """The calls without a reply so far, by their numbers."""
-        # Calls of sessions whose response was not handed over; ended ones without params and outcome.
+        # Calls of sessions whose response was not handed over; ended calls without params and outcome.
         self._lost: dict[int, Call] = {}
         self._ended: anyio.Event | None = None
         """Set by the next end of a call, if something waits for it."""
@@ -374,7 +375,7 @@ class KnownCalls:
         for call in [call for call in like if call.keys.session == keys.session][:MAX_JOINABLE]:
             if await call.is_abandoned() and call.seq in self._lost:
                 if call.is_ended:
-                    # Another request with the same arguments is a new call, unless this one is lost too.
+                    # Another request with the same arguments is a new call, unless this request is lost too.
                     del self._lost[call.seq]
                 return self.by_keys(keys, digest) or call
         # A request with the same operation may have come meanwhile.

@@ -1,4 +1,4 @@
-"""The calls of one episode: each runs exactly once, and a request that repeats one gets its reply.
+"""The calls of one episode: each runs exactly once, and a repeated request gets its reply.
 
 A call is written to the trajectory before it is sent, and so is its reply before a request gets it. A call
 needs no task of its own; a task is started for a call that has to wait before it is sent.
@@ -102,7 +102,7 @@ class EpisodeCalls:
 
     @property
     def sent(self) -> int:
-        """Number of calls that were sent so far, by this server or by one that died."""
+        """Number of calls that were sent so far, by this server or a dead server."""
         return self._trajectory.index.sent
 
     @property
@@ -133,8 +133,8 @@ class EpisodeCalls:
         """Accept a call of one of the task's tools, for `reply_of`.
 
         The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
-        ready, it waits. If the request repeats an earlier call, that one is returned, and nothing runs. The
-        request, `waiter`, ends with `Call.remove`. Raises UnknownToolError, EpisodeClaimedError,
+        ready, it waits. If the request repeats an earlier call, the earlier call is returned, and nothing
+        runs. The request, `waiter`, ends with `Call.remove`. Raises UnknownToolError, EpisodeClaimedError,
         EpisodeEndedError, the cause of a failed set-up, and BadRequestError for arguments that are no JSON
         object, or an operation that was another call.
         """
@@ -220,7 +220,7 @@ class EpisodeCalls:
     def end(self, error: DecathlonError | None = None) -> None:
         """End what still runs. `error`: of the episode, which is over; None: only its attempt is closed.
 
-        A server that closes an attempt of a dead one cannot call its tools any more.
+        A server that closes an attempt of a dead server cannot call its tools any more.
         """
         why = error or EpisodeClaimedError("this attempt was closed while the call ran")
         for call in self.unanswered:

@@ -126,7 +126,7 @@ class Episode:
     def restore(self, stored: StoredEpisode) -> None:
         """Continue an episode of a dead server, before a runner gets it.
 
-        One that was not ready starts over. One that was ready is OPENING until its sandbox is taken back.
+        An episode that was not ready starts over. A ready episode is OPENING until its sandbox is taken back.
         """
         self.started_at = stored.started_at
         self.sandbox_records.former = {row.name: row for row in stored.sandboxes}

@@ -1,4 +1,4 @@
-"""What plug-ins add to the suites and the sandboxes of a server.
+"""Extensions of the suites and the sandboxes of a server, made by plug-ins.
 
 A suite has the hooks of the first plug-in whose function in `Plugin.suites` makes some for it; a server has
 one source of sandboxes that were opened ahead, and one web in place of a network.
@@ -30,7 +30,7 @@ OpenNew: TypeAlias = Callable[[SandboxSpec], AbstractAsyncContextManager[Opened]
 
 
 class SandboxSource:
-    """What has sandboxes ready, inside `running`. The one of a server without a plug-in for it has none."""
+    """Has sandboxes ready, inside `running`; none on a server without a plug-in for it."""
 
     @property
     def idle(self) -> int:
@@ -43,7 +43,7 @@ class SandboxSource:
         return 0
 
     def running(self) -> AbstractAsyncContextManager[object]:
-        """Open sandboxes ahead in the body; on exit, remove all sandboxes of the source, taken ones too."""
+        """Open sandboxes ahead in the body; on exit, remove all sandboxes of the source, also if taken."""
         return nullcontext()
 
     async def expect(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> None:
@@ -54,9 +54,8 @@ class SandboxSource:
     ) -> tuple[Opened, Callable[[], Awaitable[None]]] | None:
         """Take a sandbox of this specification, and what removes it; None if there is none.
 
-        It has another name. The removal is waited for, even if the caller is cancelled.
-        `open_new` opens more of this kind. `image`: the digest that the image of `spec` must have, if not the
-        one that it has now.
+        It has another name. The removal is waited for, even if the caller is cancelled. `open_new` opens more
+        of this kind. `image`: the digest that the image of `spec` must have, if not its present digest.
         """
         return None
 

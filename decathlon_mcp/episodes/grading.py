@@ -92,8 +92,8 @@ async def capture_workspace(
 
     `driver` is None if the sandbox has been paused before.
 
-    Raises LimitExceededError for a workspace over its limit, and DiskFullError for one that the disk has no
-    room for; then it can be tried again.
+    Raises LimitExceededError for a workspace over its limit, and DiskFullError if the disk has no room for
+    it; then it can be tried again.
     """
     if driver is not None:
         await _keep_server_logs(episode, await driver.freeze())
@@ -166,7 +166,7 @@ def attempt_of(episode: Episode) -> Attempt:
         launch_time=spec.launch_time,
         prompt=episode.prompt,
         calls=RecordedCalls(episode.trajectory.sent_calls()),
-        # A call that was sent counts, and one without a reply counts as failed.
+        # A call that was sent counts, and without a reply it counts as failed.
         call_counts=CallCounts(index.sent, index.failed + index.sent - index.answered, len(index.tools)),
         tools=tools.offered.servers if tools.offered else {},
         claimed=claim is not None and claim.by_agent,

@@ -56,7 +56,7 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """When the lease expires; infinite while it is held before `start`."""
+        """When the lease expires; infinite before `start` while there is a `Hold`."""
         return self._absolute_deadline if self._holders else self._first[0]
 
     @property

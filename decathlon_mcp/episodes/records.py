@@ -1,4 +1,4 @@
-"""What the store has about an episode, and how an episode is made from it again.
+"""Records of an episode in the store, and the episode that is made from them again.
 
 `EpisodeRecords` writes the row of one episode, `SandboxRecords` the rows of its sandboxes. Without a store,
 both write nothing.
@@ -284,7 +284,7 @@ class SandboxRecords:
                 provider=provider.name,
                 isolation=provider.isolation,
                 wire_version=wire.VERSION,
-                # The whole of it, 2 KB: a state that is saved after a restart says what it is a state of.
+                # The whole of it, 2 KB: a state that is saved after a restart names its sandbox.
                 spec=_SANDBOX.dump_python(spec, mode="json") | {"kernel": kernel_of(provider)},
             )
             self._store.save(row)

@@ -1,4 +1,4 @@
-"""Taking over the episodes of servers that died, and removing everything else of theirs.
+"""Recovery: takes over the episodes of dead servers, and removes everything else that they left.
 
 There is one way for a server to leave episodes to the next one: it ends without cleaning up, killed or on
 purpose (`--hand-over`). What it had written into the store before is all that the next one needs.
@@ -68,7 +68,7 @@ class Recovery:
         done: an episode that had been continued would end with this server.
         """
         store = self.registry.store
-        # Those that an earlier `serve` left, except episodes that wait for another provider.
+        # Rows of an earlier `serve`, except episodes that wait for another provider.
         others = self.lock.others()
         unfinished = [] if store is None else store.unfinished_episodes()
         rows = [row for row in unfinished if row.server not in others]
@@ -115,14 +115,14 @@ class Recovery:
         """Remove what dead servers left, at the end of this server, once its episodes have ended.
 
         An episode that ends before its sandbox was taken back leaves it running, without a row. The next
-        server removes what this one cannot remove in time.
+        server removes what this server cannot remove in time.
         """
         if self._owners:
             with anyio.move_on_after(ENGINE_SECONDS, shield=True):
                 await self._sweep_without_episode()
 
     async def _sweep_without_episode(self) -> None:
-        """Remove the sandboxes of this server and the dead ones that no episode has."""
+        """Remove the sandboxes of this server and of dead servers that no episode has."""
         store = self.registry.store
         rows = [] if store is None else store.find(SandboxRow)
         owners, keep = (self.lock.name, *self._owners), {row.name for row in rows}
@@ -158,7 +158,7 @@ class Recovery:
                 )
         store.adopt(self.lock.others())
         for row in unreadable:
-            # Whose it was is not known either, so that nobody can be told.
+            # Its owner is unknown too, so that there is nobody to notify.
             self.registry.events.emit(Recovered("ended"))
             store.end_episode(row.id, Ending.NOT_CONTINUED)
         for episode in stored:
@@ -171,13 +171,13 @@ class Recovery:
         episode = read_episode(row, tuple(store.find(SandboxRow, episode=row.id)), self.registry.catalogue)
         if episode.verdict is None:
             # Its server could not write the store any more. Clients may have this verdict, and there must not
-            # be a second one.
+            # be a second verdict.
             episode = replace(episode, verdict=_written_verdict(self.registry.folder(row.id)))
         obstacle = episode.obstacle or _obstacle(self.registry.factory(episode.suite).provider, episode)
         return replace(episode, obstacle=obstacle)
 
     def _recover(self, stored: StoredEpisode) -> None:
-        """Continue an episode in the background; one that cannot be continued ends there."""
+        """Continue an episode in the background, or end it there."""
         registry, spec, is_admitted = self.registry, stored.spec, stored.phase is not Phase.QUEUED
         about = {"episode": spec.public_id, "task": spec.task_name}
         ticket = registry.admission.restore(

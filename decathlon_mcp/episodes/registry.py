@@ -88,7 +88,7 @@ class EpisodeIndex:
         return iter(tuple(self._episodes.values()))
 
     def add(self, episode: Episode) -> None:
-        """Keep an episode in memory, and drop the oldest ended ones over their limit."""
+        """Keep an episode in memory, and drop the oldest ended episodes over their limit."""
         ended = [other for other in self if other.state.phase is Phase.ENDED]
         limit = MAX_ENDED_EPISODES if self._store is None else MAX_ENDED_IN_MEMORY
         while len(ended) > limit:
@@ -128,7 +128,7 @@ def _other_keys(episode: Episode) -> list[tuple[str, str]]:
 
 
 class EpisodeRegistry:
-    """The episodes of one server, which run inside `running`, and the ended ones of its store.
+    """The episodes of one server, which run inside `running`, and the ended episodes of its store.
 
     `factories`: sandbox factories by the names of the catalogue's suites. `source`: what has sandboxes ready
     for them. `store`: keeps what the next server needs to continue; None if all episodes end with this
@@ -195,7 +195,7 @@ class EpisodeRegistry:
         return self.options.journals / handle
 
     def factory(self, suite: str) -> SandboxFactory:
-        """The factory for the sandboxes of that suite; one without tasks for a suite that is gone."""
+        """The factory for the sandboxes of that suite; for a suite that is gone, a factory without tasks."""
         factory = self.factories.get(suite)
         if factory is None:
             # An episode of it that ended, or that a dead server had, is still asked for.
@@ -223,8 +223,8 @@ class EpisodeRegistry:
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
 
-        `operation`: id of the request. A repeated request gets the episode that the first one has started.
-        `ends_with_response`: the episode ends with the response to the request. `labels`: checked ones.
+        `operation`: id of the request. A repeated request gets the episode of the first request.
+        `ends_with_response`: the episode ends with the response to the request. `labels`: already checked.
         `limits`: in place of the server's and the task's. For the others see `EpisodeSpec`.
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
@@ -292,7 +292,7 @@ class EpisodeRegistry:
         first: Sequence[EpisodeHooks] = (),
         around: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
-        """Keep an episode and run it in the background. `first`: hooks before those of all episodes.
+        """Keep an episode and run it in the background. `first`: hooks that precede the server's.
 
         `around`: see `EpisodeRunner`.
         """

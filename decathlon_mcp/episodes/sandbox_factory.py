@@ -52,8 +52,11 @@ class SandboxFactory:
     image: str | None
     """Image of the sandboxes; None for a provider without images."""
     tool_names: Names
+    """How tools are named."""
     network: Literal["auto", "none", "outbound"]
+    """Of agents' sandboxes; `auto`: as the task needs."""
     limits: Limits
+    """Of each sandbox."""
     common: Path
     """Archive of the files that every sandbox of the suite needs."""
     common_digest: str
@@ -135,8 +138,8 @@ class SandboxFactory:
 
         `image` and `root` replace the suite's. `attached`: gives it what its episode's sandboxes share.
         `records`: of the episode to which it belongs; without them, and for services, no source is asked.
-        `merge_pages`: merge its memory with that of other sandboxes, if the settings allow it; never for a
-        sandbox that grades. `opening`: limits how many sandboxes the provider creates at once; the place is
+        `merge_pages`: merge equal memory pages of it and other sandboxes, if the settings allow it; never for
+        a sandbox that grades. `opening`: limits how many sandboxes the provider creates at once; the place is
         free again before the driver has started. `open_new`: opens the sandbox in place of the source and
         this factory.
         """

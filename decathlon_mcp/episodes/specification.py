@@ -1,4 +1,4 @@
-"""What is fixed when an episode starts: whose it is, its task and its limits; and how its attempt was closed.
+"""The specification of an episode from its start: owner, task, limits; and how its attempt was closed.
 
 An episode has two ids, and each is a capability. The handle is for the client that started the episode. The
 agent id leads to an address that can be given to an agent: it can play, but cannot evaluate or see the

@@ -63,7 +63,7 @@ class Facts(BaseModel):
     coerced_arguments: bool = False
     """Arguments that were JSON in strings were replaced by what the schemas of their tools ask for."""
     prepared: bool = False
-    """The agent's sandbox began as a copy of another one that had been set up for this task."""
+    """The agent's sandbox began as a copy of another sandbox that had been set up for this task."""
 
     @field_validator("preprocess_failure", mode="before")
     @classmethod
@@ -107,7 +107,7 @@ class CallRecord:
 
     @classmethod
     def of_lines(cls, call: JsonObject, reply: JsonObject | None) -> CallRecord:
-        """A call from its lines in the trajectory; one without a reply has failed."""
+        """A call from its lines in the trajectory; without a reply it has failed."""
         reply = {"failed": True, "seconds": 0.0, "error": UNANSWERED} if reply is None else reply
         result = reply.get("result")
         if result is None:
@@ -173,6 +173,7 @@ class Attempt:
     truncated_by: TruncationCause | None = None
     """What ended the attempt before its agent did."""
     answer: str | None = None
+    """The agent's words in its claim."""
     turns: int | None = None
     """None unless a controller reports it."""
     started_at: datetime | None = None

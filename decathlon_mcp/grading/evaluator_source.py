@@ -1,4 +1,4 @@
-"""What the source of an evaluator says: its functions, and whether it does anything when it is run.
+"""The source of an evaluator: its functions, and whether it does anything when it is run.
 
 Files are parsed and never imported: an evaluator belongs into a sandbox.
 """
@@ -44,7 +44,7 @@ def find_function(folder: Path, module: str, arguments: Collection[str]) -> Foun
     """The function `evaluate` of a task, whose folder and evaluator (`evaluation/main.py`) are given.
 
     It is used if all its required parameters are among `arguments`, if it may return a dict, and if importing
-    its module runs nothing. A text says why one that is there is not used; None means that there is none.
+    its module runs nothing. A text says why an existing function is not used; None means that there is none.
     """
     problem = None
     for name in dict.fromkeys((module, FUNCTION_FILE)):
@@ -227,7 +227,7 @@ def _literal_keys(value: ast.expr | None) -> set[str] | None:
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions and classes inside of it."""
+    """The nodes of a function without the bodies of functions and classes inside of it."""
     for node in ast.iter_child_nodes(function):
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""Decides whose fault it is that something failed in a sandbox in which an agent could act.
+"""Decides whose fault a failure is in a sandbox in which an agent could act.
 
 What an agent may have caused is forfeited, a reward of 0: otherwise a policy in training would learn to break
 what grades it. What it cannot have caused gives no reward. The type of an error says neither: an engine is
@@ -138,8 +138,8 @@ class FaultFinder:
     ) -> AsyncGenerator[None]:
         """Around one operation on the open sandbox; decides about errors of these `kinds`.
 
-        Raises AgentsFaultError for a failure that is the agent's. Another one is raised again with the rule
-        in its message, as a SandboxLostError if it was no DecathlonError.
+        Raises AgentsFaultError for a failure that is the agent's. Another failure is raised again with the
+        rule in its message, as a SandboxLostError if it was no DecathlonError.
         """
         began = anyio.current_time()
         try:

@@ -1,9 +1,8 @@
 """Runs the programs that grade an attempt, each in a sandbox prepared for it.
 
 A sandbox for grading holds the suite's own files, the task's folder with its answers, the agent's workspace
-as data, the log of the attempt and the harness that calls a rubric's function. It is one that the
-agent never used, except when grading in place: then the suite's files in the agent's sandbox are removed and
-unpacked again.
+as data, the log of the attempt and the harness that calls a rubric's function. The agent never used it,
+except when grading in place: then the suite's files in the agent's sandbox are removed and unpacked again.
 
 A program that does not exit by itself (it is killed, or runs out of time or memory) is run once more, in
 another sandbox and within what remains of the deadline: the machine may have been the cause. After that the
@@ -413,7 +412,7 @@ class Grader:
         }
         if with_calls:
             texts[CALLS_FILE] = _CallLines(job.attempt.calls)
-        # A member's size comes before its body, so the long ones are made twice instead of kept.
+        # A member's size comes before its body, so long bodies are made twice instead of kept.
         sizes = {name: sum(map(len, text)) for name, text in texts.items()}
 
         def entries() -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""What grading is given: a closed attempt with its files, and the archives that these become in a sandbox."""
+"""Inputs of grading: a closed attempt with its files, and the archives for a sandbox made of them."""
 
 from __future__ import annotations
 
@@ -56,11 +56,13 @@ class GradingJob:
     task: Task
     open_sandbox: OpenSandbox
     captured: CapturedWorkspace
+    """The agent's workspace."""
     common: Path
     """The suite's common archive."""
     deadline_seconds: float
     """Deadline for all runs together; the time counts while a sandbox is open."""
     log: EvaluatorLog
+    """Makes the log that evaluators read."""
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     """Archives that are unpacked over `common`, each with its target folder."""
     in_place: bool = False
@@ -94,7 +96,7 @@ class GradingInputs:
 
 
 def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
-    """Collect the archives of a grading; new ones are written to the folder `scratch`. Blocks."""
+    """Collect the archives of a grading; new archives are written to the folder `scratch`. Blocks."""
     root, profile, captured = PurePosixPath(), job.suite.profile, job.captured
     if captured.task_folder_archive is not None:
         task_files, folder = (job.task.folder, captured.task_folder_archive), root

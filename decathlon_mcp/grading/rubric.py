@@ -196,7 +196,7 @@ class Rubric:
         return [name for name in names if is_tool_metric(name)]
 
     def tool_metrics(self, counts: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of single tools in a verdict: the weighed ones; all, if the function was found by name."""
+        """Metrics of single tools for a verdict: with a weight; all, if the function was found by name."""
         weighed = {name: counts.get(name, 0.0) for name in self._weighed_tools}
         return {**counts, **weighed} if self.by_name else weighed
 

@@ -21,7 +21,7 @@ Status: TypeAlias = Literal[
     "scored", "forfeited", "evaluator_error", "sandbox_lost", "set_up_failed", "not_evaluated"
 ]
 REWARDED: Final[frozenset[Status]] = frozenset({"scored", "forfeited"})
-"""The statuses with a reward. That of a forfeited attempt is 0.0."""
+"""The statuses with a reward. A forfeited attempt has 0.0."""
 VERSION = 1
 ALGORITHM: Final = "Ed25519"
 OUTPUT_CHARACTERS = 8192
@@ -90,6 +90,7 @@ class Verdict(Facts):
     claimed: bool
     truncated: bool
     in_place: bool = False
+    """The evaluator ran in the agent's own sandbox."""
     isolation: Isolation
     unlimited: tuple[LimitName, ...] = ()
     """Limits that the provider, although it isolates, could not enforce on the sandboxes."""
@@ -101,9 +102,11 @@ class Verdict(Facts):
     """The exception with which the evaluator or the rubric's function ended, as `TYPE: MESSAGE`; the reward
     is then 0.0."""
     detail: str = ""
+    """Explains the status to people."""
     refused: tuple[str, ...] = ()
     """What was left out of the workspace or changed in it before grading."""
     started_at: str | None = None
+    """When the tools were ready."""
     claimed_at: str | None = None
     scored_at: str | None = None
     seconds: float = 0.0

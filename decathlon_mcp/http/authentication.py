@@ -1,4 +1,4 @@
-"""Which requests are accepted: bearer tokens, host names that the server answers to, and origins of pages.
+"""Acceptance of requests: bearer tokens, host names that the server answers to, and origins of pages.
 
 Each line of a token file is a name, the SHA-256 of a secret, and a role. The secrets are not stored.
 """
@@ -155,7 +155,7 @@ def normalized_origin(text: str) -> str | None:
 
 PAGE_HOST = "decathlon.localhost"
 """Name by which people reach the page on this machine. Browsers send the cookies of a name to all its ports:
-without a name of its own, those of the page would reach programs on other ports of `localhost`."""
+without a name of its own, the page's cookies would reach programs on other ports of `localhost`."""
 
 
 class Refused(NamedTuple):
@@ -169,7 +169,7 @@ class Refused(NamedTuple):
 class AllowedHosts:
     """Which requests may come from a page in a browser, and by which names clients may call the server.
 
-    `names`: host names, on any port. `origins`: of pages, beside those that the server has itself; each as
+    `names`: host names, on any port. `origins`: of pages, besides the server's own; each as
     `normalized_origin` returns it. `any_address`: whether an IP address is accepted for a name. A page that
     lets its own name lead to this machine (DNS rebinding) cannot send one.
     """
@@ -200,7 +200,7 @@ class AllowedHosts:
         )
 
     def accepts(self, origin: str, host: _Authority) -> bool:
-        """Whether a page of this origin may send requests: one of the server's own, or of an allowed one."""
+        """Whether a page of this origin may send requests: one of the server's own, or an allowed origin."""
         normalized = normalized_origin(origin)
         if normalized is None:
             return False

@@ -103,7 +103,7 @@ def _read_query(query: QueryParams, task: str) -> tuple[Mapping[str, str], TaskF
 
 
 def address_of(scope: Scope) -> Address | None:
-    """The MCP address of an HTTP request; None if it is at another one."""
+    """The MCP address of an HTTP request; None if it is at another address."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     path = path.removesuffix("/") if path.endswith("/mcp/") else path
     match path.split("/"):

@@ -15,7 +15,7 @@ from decathlon_mcp.http.errors import json_line
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
 RECOVERY_RETRY_SECONDS = 2.0
-"""When to ask a server again that is starting, takes over the episodes of a dead one, or has no engine."""
+"""When to ask a server again that is starting, takes over the episodes of a dead server, or has no engine."""
 
 
 class ServerState(StrEnum):
@@ -39,7 +39,7 @@ HEALTH_WORDS: Mapping[ServerState, str] = {
 
 
 def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
-    """The state of the server, and in how many seconds it may be another one, if that can be estimated."""
+    """The state of the server, and in how many seconds it may change, if that can be estimated."""
     if registry.shutdown.has_begun:
         return ServerState.DRAINING, None
     if not registry.is_running:

@@ -23,7 +23,7 @@ def hosts_for(
 ) -> AllowedHosts:
     """The host names, and the origins of pages, to accept when listening on `host`.
 
-    A proxy may pass on the host of `public_url`, so that one is accepted too. `tokens` None: who reaches the
+    A proxy may pass on the host of `public_url`, which is accepted too. `tokens` None: who reaches the
     address needs none, wherever it is.
 
     Raises SettingsError for a host beyond loopback without tokens, and for what is no origin.

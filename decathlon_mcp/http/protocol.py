@@ -45,26 +45,25 @@ HELD_KEY = "decathlon.held"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits for each connection and for all of them together. Times are in seconds.
-
-    `head_bytes`: request line and headers; also the framing of a chunked body with its trailers.
-    `head_seconds`: from the connection's acceptance, or a further request's first byte, to the head's end.
-    `body_seconds`: for a body, from the end of the head.
-    `idle_seconds`: between two requests.
-    `stalled_seconds`: for reading what waits to be sent, beyond the time at `MIN_RATE`.
-    `linger_seconds`: how long data is discarded after a refusal, so that the client can read the reason.
-    `pipelined`: requests that wait for the response to an earlier one on the same connection.
-    """
+    """Limits for each connection and for all of them together. Times are in seconds."""
 
     head_bytes: int = 64 << 10
+    """Request line and headers; also the framing of a chunked body with its trailers."""
     head_lines: int = 100
     head_seconds: float = 30
+    """From the connection's acceptance, or a further request's first byte, to the head's end."""
     body_seconds: float = 60 + MAX_BODY_BYTES / MIN_RATE
+    """For a body, from the end of the head."""
     idle_seconds: float = 75
+    """Between two requests."""
     stalled_seconds: float = 60
+    """For reading what waits to be sent, beyond the time at `MIN_RATE`."""
     linger_seconds: float = 3
+    """How long data is discarded after a refusal, so that the client can read the reason."""
     pipelined: int = 8
+    """Requests that wait for the response to an earlier request on the same connection."""
     per_peer: int = MAX_CONNECTIONS_PER_PEER
+    """Connections from one address."""
 
     @property
     def head_fault(self) -> str:
@@ -120,7 +119,7 @@ class Connections:
     def awaited(self) -> int:
         """How many connections wait for a response or for their first request.
 
-        Responses to GET are not counted, and those of held episodes: they are streams that stay open.
+        Responses to GET, and to requests that hold an episode, are not counted: these streams stay open.
         """
         return sum(connection.is_awaited for connection in self._open)
 
@@ -248,7 +247,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._connection.lose()
         self._connections.remove(self)
         super().connection_lost(exc)
-        # uvicorn tells the last request only, which may be one that waits for the response to this one.
+        # uvicorn tells the last request only, which may wait for the response to this request.
         self.pipeline.clear()
         _disconnect(self.running)
 
@@ -257,8 +256,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         probe = None if self._refused or self._in_body else self._probe()
         if probe is None or self._connection.settled is not None:
             return False
-        # The client may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of one that
-        # is gone resets the connection once something arrives.
+        # The client may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of a client
+        # that is gone resets the connection once something arrives.
         self._connection.settled = asyncio.Event()
         self._send_probes(probe, self._connection.settled, list(PROBE_SECONDS))
         return True

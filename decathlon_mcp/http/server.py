@@ -29,7 +29,7 @@ log = logging.getLogger("decathlon.edge")
 GRACE_SECONDS = 5
 """How long open connections get to end, after the episodes are drained."""
 SWITCH_SECONDS = 0.001
-"""How long a thread may run Python code while another one waits to."""
+"""How long a thread may run Python code while another thread waits to."""
 COLLECT_SECONDS = 30.0
 """Time between two collections of all garbage, which the thresholds make rare."""
 
@@ -115,9 +115,9 @@ async def serve_http(
     after at most `GRACE_SECONDS`, this returns True. The application's lifespan is then still open, and the
     caller must end the process without unwinding it. Otherwise returns False.
 
-    A second signal calls `hurry`, by which `drain` must end, and a third one closes the connections at once.
-    `limits`: by default, those of a server with default settings. `events`: where
-    connections are counted.
+    A second signal calls `hurry`, by which `drain` must end, and a third signal closes the connections at
+    once. `limits`: by default, the limits of a server with default settings. `events`: where connections are
+    counted.
     """
     connections = Connections(limits or ConnectionLimits(), events)
     stopped = stop or anyio.Event()
@@ -174,7 +174,8 @@ async def serve_http(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_for_ever, collect_garbage)
-        # An interrupt until here ends this; one in uvicorn's startup would be logged with a traceback.
+        # An interrupt until here ends this; an interrupt in uvicorn's startup would be logged with a
+        # traceback.
         await tasks.start(stop_on_signal)
         tasks.start_soon(drain_and_stop)
         tasks.start_soon(run_for_ever, connections.sweep)

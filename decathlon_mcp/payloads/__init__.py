@@ -1,4 +1,4 @@
-"""Programs that run inside sandboxes and are sent there as source code, and some that prepare those.
+"""Programs that run in sandboxes, sent there as source code, and the first process of plain sandboxes.
 
 No package of this project is installed in a sandbox: a payload imports the standard library only, and runs on
 the Python versions that its docstring names. Payloads that write to a channel read its descriptor from the

@@ -3,7 +3,7 @@
 The folder of this file, and no other path, is in PYTHONPATH. At exit it writes `TYPE: MESSAGE` as a JSON
 string to the descriptor that DECATHLON_CHANNEL names; nothing if the program ends in another way, also by
 SystemExit. Neither the descriptor nor the variables reach the processes that the program starts. A
-`sitecustomize` of the image runs as if this one did not exist. Standard library only, any Python from 3.8.
+`sitecustomize` of the image runs as if this module did not exist. Standard library only, any Python from 3.8.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def call(function: Callable[..., Any], offers: dict[str, str | None]) -> Any:
 
 
 def tool_calls_in(file: str) -> Callable[..., list[dict[str, Any]]]:
-    """The argument `tool_calls`: the agent's calls, or those of one tool, in their order.
+    """The argument `tool_calls`: the agent's calls, or its calls of one tool, in their order.
 
     Each has `tool` (`server__tool`), `arguments`, `failed`, and `number`, from 1 over all tools.
     """

@@ -1,4 +1,4 @@
-"""Plug-ins: what an episode can do without, each in a module or folder here. Only `hooks` imports them.
+"""Plug-ins: parts that an episode can do without, each in a module or folder here. Only `hooks` imports them.
 
 `PLUGINS` says what each adds, and where; the parts are imported when they are used.
 """
@@ -223,7 +223,7 @@ PLUGINS = (
     ),
     # TCP connections to and from a sandbox's loopback, which `services` and `web` need.
     Plugin(name="tunnels", driver={"tunnels": "decathlon_mcp.plugins:inside_tunnels.py"}),
-    # Services that a task reaches at ports of its sandbox: hosted ones, and one of its own for each episode.
+    # Services that a task reaches at ports of its sandbox: hosted, or started for each episode.
     Plugin(name="services", services="decathlon_mcp.plugins.services:open_services"),
     # A shell plays an episode of a running server, one process per step: `episode`.
     Plugin(

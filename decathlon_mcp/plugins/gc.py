@@ -1,4 +1,4 @@
-"""`gc`: remove what no running server owns: sandboxes, archives and sessions of servers that died.
+"""`gc`: remove sandboxes, archives and sessions of dead servers, which no running server owns.
 
 It also removes saved states of episodes that are over, and lists of tools that no episode has.
 

@@ -335,7 +335,7 @@ def answer(query: bytes) -> bytes | None:
     kind, network = struct.unpack("!HH", query[end + 1 : end + 5])
     question, records = query[HEADER_BYTES : end + 5], b""
     if kind == TYPE_A and network == CLASS_INTERNET:
-        # The name is that of the question, at byte 12.
+        # The name points to the question's, at byte 12.
         name = 0xC000 | HEADER_BYTES
         records = struct.pack("!HHHIH4B", name, TYPE_A, CLASS_INTERNET, TTL_SECONDS, 4, 127, 0, 0, 1)
     flags = _ANSWER_WITH_RECURSION | flags & _RECURSION_DESIRED

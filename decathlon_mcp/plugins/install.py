@@ -1,7 +1,7 @@
 """`install`: add this server to a desktop program, by the means that the program itself offers.
 
 Claude Code and VS Code have a command, Cursor has a link; this module edits no settings file. For Claude
-Desktop, and for whatever those means do not cover, it prints the entry to paste and the file's path.
+Desktop, and for everything else, it prints the entry to paste and the file's path.
 
 Decided 2026-11-22: a token is never part of an entry. Entries refer to the program's environment, so that the
 token is neither in a process listing nor in a settings file.

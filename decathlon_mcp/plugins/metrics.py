@@ -1,7 +1,7 @@
 """Metrics of one server for Prometheus, `/metrics`: what has happened in it, counted and timed.
 
 What can be read at any time (episodes by phase, the queue) is not counted here but read when somebody asks
-(`Scrape`). Events come on the event loop's thread, and another one reads the counters.
+(`Scrape`). Events come on the event loop's thread, and another thread reads the counters.
 
 Every label has a fixed set of values: suites, phases and endings of the server's own code, and tasks of its
 catalogue. Nothing that a client sends becomes one.

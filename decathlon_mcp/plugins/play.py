@@ -62,8 +62,8 @@ LOG_FILE = "play.log"
 async def play_task(settings: Settings | None, task: str | None, url: str | None, script: str | None) -> int:
     """Play a task and return the exit status; with a script, 0 only on a pass.
 
-    `settings` are those of a server in this process; None to connect to one, whose URL is `url`, or else that
-    of `DECATHLON_URL`. Raises DecathlonError if the task or the server is not available.
+    `settings`: for a server in this process; None to connect to the server at `url`, by default
+    `DECATHLON_URL`. Raises DecathlonError if the task or the server is not available.
     """
     if script is None:
         path = "/play" + (f"?{urlencode({'task': task})}" if task else "")

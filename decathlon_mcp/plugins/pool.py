@@ -46,7 +46,8 @@ REFILLS_AT_ONCE = 2
 """Sandboxes that are opened ahead at a time, at most. More would only slow down the episodes."""
 BUSY_SECONDS = 2.0
 """While episodes are set up, one sandbox is opened ahead in this time. The episode that has just taken one
-needs the processors for its set-up; but under a steady load there is always one that is being set up."""
+needs the processors for its set-up; but under a steady load there is always an episode that is being set
+up."""
 LOOK_SECONDS = 0.5
 """How often the pool looks whether it may open a sandbox, and whether memory is low."""
 RETRY_SECONDS = 10.0
@@ -78,7 +79,7 @@ class _State(Enum):
 
 
 class PooledSandbox:
-    """One sandbox of the pool. The one that takes it calls `remove`, once."""
+    """One sandbox of the pool. Its taker calls `remove`, once."""
 
     def __init__(self, kind: _Kind) -> None:
         self.kind = kind
@@ -150,7 +151,7 @@ class SandboxPool(SandboxSource):
         self._admission = admission
         # By the provider's name and a specification without a name.
         self._kinds: dict[tuple[str, SandboxSpec], _Kind] = {}
-        # Also those that are taken or being removed; the oldest first.
+        # Also taken sandboxes, and sandboxes that are being removed; the oldest first.
         self._sandboxes: list[PooledSandbox] = []
         self._changed = anyio.Event()
         self._tasks: TaskGroup | None = None
@@ -160,7 +161,7 @@ class SandboxPool(SandboxSource):
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
-        """Sandboxes are opened ahead in the body; on exit all of the pool are gone, also those taken."""
+        """Sandboxes are opened ahead in the body; on exit all of the pool are gone, also taken sandboxes."""
         async with background_tasks() as self._tasks:
             if self.is_open:
                 self._tasks.start_soon(run_for_ever, self._maintain)
@@ -207,7 +208,7 @@ class SandboxPool(SandboxSource):
         """Take a sandbox of this specification; None if there is none.
 
         It has another name. `open_new` opens more of this kind. `image`: the digest that the image of `spec`
-        must have, if not the one that it has now.
+        must have, if not its present digest.
         """
         if self.is_open and (kind := await self._need(provider, spec, open_new)) is not None:
             pooled = await self._take(kind, image or kind.spec.image)
@@ -215,13 +216,13 @@ class SandboxPool(SandboxSource):
         return None
 
     async def _need(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> _Kind | None:
-        """The kind of this specification, from now on one of those that are opened ahead.
+        """The kind of this specification, whose sandboxes are opened ahead from now on.
 
         None if the image is missing, which an opening will report, or if the provider cannot have a pool.
         """
         spec = replace(spec, name="")
-        # Where the root is a folder of the sandbox's own, the files in it would have other paths than those
-        # in the episode's prompt.
+        # Where the root is a folder of the sandbox's own, the files in it would have other paths than in the
+        # episode's prompt.
         if provider.root(replace(spec, name="a")) != provider.root(replace(spec, name="b")):
             return None
         digest = None if spec.image is None else await provider.environment(spec.image)
@@ -233,7 +234,7 @@ class SandboxPool(SandboxSource):
         return kind
 
     async def _take(self, kind: _Kind, image: str | None) -> PooledSandbox | None:
-        """Take the one that has been open for the longest time, if its driver answers."""
+        """Take the sandbox that has been open for the longest time, if its driver answers."""
         idle = (one for one in self._in(_State.IDLE) if one.kind is kind and one.spec.image == image)
         if (pooled := next(idle, None)) is None:
             return None
@@ -250,7 +251,7 @@ class SandboxPool(SandboxSource):
 
     def give_way(self) -> None:
         """Bring episodes and pool together to the limit, by removing sandboxes of the pool."""
-        # Those still opening first: less work is lost.
+        # Sandboxes that are still opening first: less work is lost.
         free = [*self._in(_State.OPENING), *self._in(_State.IDLE)]
         excess = self._admission.active + len(free) - self._admission.max_sandboxes
         for pooled in free[: max(0, excess)]:

@@ -1,4 +1,4 @@
-"""`replay`: make the calls of a recorded episode again in a new one, and show which replies differ."""
+"""`replay`: make the calls of a recorded episode again in a new episode, and show different replies."""
 
 from __future__ import annotations
 

@@ -70,9 +70,9 @@ async def delete_old_episodes(
     """Delete the files of episodes that ended more than `keep_days` ago; returns the number of episodes.
 
     The numbers and labels of an episode stay in its row, so that runs keep theirs. Pinned episodes keep all.
-    `folder`: the one with a folder for each episode. Folders that the store does not know (of `stdio`) are as
-    old as their newest file. At most `limit` are deleted, the oldest rows first. What cannot be deleted is
-    logged and tried again by the next call. Links are removed, never followed.
+    `folder`: has a folder for each episode. Folders that the store does not know (of `stdio`) are as old as
+    their newest file. At most `limit` are deleted, the oldest rows first. What cannot be deleted is logged
+    and tried again by the next call. Links are removed, never followed.
     """
     before = time.time() - keep_days * DAY_SECONDS
     deleted = 0
@@ -93,7 +93,7 @@ def delete_folder(folder: Path, handle: str) -> bool:
     """Delete the folder of one episode; whether it is gone. A disk that fails is logged. Blocks."""
     target = folder / handle
     if target.parent != folder or handle in ("", ".", ".."):
-        return False  # not the name of a folder in this one
+        return False  # not the name of a folder in this folder
     try:
         if target.is_symlink():
             target.unlink()

@@ -71,7 +71,8 @@ async def open_services(
 
     `episode`: the public id, with which the sandboxes' names begin. `reattaches`: the services run, and are
     not started, in sandboxes that `records` has from a dead server. Raises SetUpError for a service that
-    cannot be reached, or does not start within `start_seconds`, and SandboxLostError for one that is gone.
+    cannot be reached, or does not start within `start_seconds`, and SandboxLostError for a sandbox that is
+    gone.
     """
     targets: dict[int, Dialer] = {}
     drivers: list[DriverClient] = []

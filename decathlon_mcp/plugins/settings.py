@@ -1,4 +1,4 @@
-"""The settings of these plug-ins: read at every start, and so apart from what the plug-ins do."""
+"""The settings of these plug-ins: read at every start, and so apart from the plug-ins' code."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def status(handle: Handle, /, *, url: Url = None) -> int:
 
 @episode.command(name="list", sort_key=7)
 def list_(*, url: Url = None) -> int:
-    """List your episodes on the server, newest first: your token's, or without one those you started here."""
+    """List your episodes on the server, newest first: your token's, or without one all started here."""
     return _run(_list, url)
 
 
@@ -344,7 +344,7 @@ def _resolve_handle(url: str | None, handle: str) -> tuple[str | None, str]:
 
 
 def _read_argument(value: str) -> str:
-    """Return the text itself, that of `@FILE`, or that of stdin for `-`."""
+    """Return the text itself, the content of `@FILE`, or stdin for `-`."""
     if value == "-":
         return sys.stdin.read()
     if not value.startswith("@"):

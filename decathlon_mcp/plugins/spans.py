@@ -1,7 +1,7 @@
 """Spans of one server for OpenTelemetry, which `--spans` switches on: of requests, set-ups and gradings.
 
-The names and attributes are those of OpenTelemetry's conventions for MCP and for generative AI. Its API comes
-with the SDK of MCP. Its own SDK is an extra, which only `exported_spans` imports: that takes 0.3 s.
+The names and attributes follow OpenTelemetry's conventions for MCP and for generative AI. Its API comes with
+the SDK of MCP. Its own SDK is an extra, which only `exported_spans` imports: that takes 0.3 s.
 
 A span has no argument, no reply, no message of an error and no id that gives access: a collector is read by
 more people than may play.
@@ -159,7 +159,7 @@ def _fail(span: Span, error: str) -> None:
 
 
 def _trace_context(get: Callable[[str], object]) -> TraceContext | None:
-    """The trace context of a client; None if it sent none, or one that does not fit."""
+    """The trace context of a client; None if it sent none, or an invalid context."""
     values = {key: get(key) for key in TRACE_KEYS}
     carrier = {
         key: value
@@ -194,7 +194,7 @@ class ExportedSpans:
 
     async def end(self) -> bool:
         """Send what has not been sent yet, for FLUSH_SECONDS at most; whether that was enough."""
-        # The process does not wait for a daemon's end, as it would for that of one of anyio's threads.
+        # The process does not wait for a daemon's end, as it would for one of anyio's threads.
         thread = Thread(target=self._end, name="last spans", daemon=True)
         thread.start()
         with anyio.move_on_after(FLUSH_SECONDS, shield=True):
@@ -207,8 +207,8 @@ class EpisodeSpans:
     """Makes the spans of an episode's set-up and its grading.
 
     Each is a child of the span in whose context it begins: the set-up of the request that started the
-    episode, as the runner's task has the context of that request, and the grading of the one that closed the
-    attempt.
+    episode, as the runner's task has the context of that request, and the grading of the request that closed
+    the attempt.
     """
 
     __slots__ = ("_attributes", "_grades", "_span", "_tracer")

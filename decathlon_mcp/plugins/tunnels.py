@@ -177,8 +177,8 @@ class Tunnels:
     def handle(self, method: str, params: bytes) -> None:
         """Process a notification of the driver with its params as JSON.
 
-        It is ignored if it is invalid or for an unknown tunnel; an invalid one breaks its tunnel if it has
-        the tunnel's number.
+        It is ignored if it is invalid or for an unknown tunnel; invalid params break the tunnel if it has the
+        tunnel's number.
         """
         if method not in TUNNEL_NOTIFICATIONS:
             return

@@ -194,7 +194,7 @@ class TaskService(EpisodeService):
 
     async def _list_tools(self, request: Request) -> JsonObject:
         if request.context.access is None:
-            # A session of an earlier server, whose episode this one does not know.
+            # A session of an earlier server, whose episode this server does not know.
             return tools_after_end("decathlon", can_evaluate=True)
         return await super()._list_tools(request)
 
@@ -267,8 +267,8 @@ async def call_tool(
             only_argument(request.decoded_arguments(), EVALUATE)
             await request.accepted(Kind.EVALUATE, agent=agent)
             return await evaluate(episode, request)
-        # Without sessions, a client that loses its connection and one that cancels look the same. One that
-        # chose an operation comes back.
+        # Without sessions, a client that loses its connection and a client that cancels look the same. A
+        # client that chose an operation comes back.
         request.detached = request.session is None and request.operation is not None
         call = await episode.calls.accept(request.name, request.call_params, request)
         return await _reply(episode, request, call, agent)

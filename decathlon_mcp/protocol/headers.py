@@ -35,7 +35,7 @@ _NAMED = frozenset({CALL, GET_PROMPT})
 
 
 class Headers(dict[bytes, bytes]):
-    """The headers of a request by their names, without surrounding spaces; of repeated ones the first."""
+    """The headers of a request by their names, without surrounding spaces; of repeated headers the first."""
 
     # RFC 9110, section 5.5: spaces around a value are not part of it. httptools keeps trailing spaces.
     def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -62,7 +62,7 @@ class Headers(dict[bytes, bytes]):
 
     @property
     def is_sessionless(self) -> bool:
-        """Whether they name a revision without sessions, or one that is not known."""
+        """Whether they name a revision without sessions, or an unknown revision."""
         version = self.text(VERSION)
         return version is not None and version not in HANDSHAKE_VERSIONS
 

@@ -1,6 +1,6 @@
 """JSON-RPC messages as clients send them, and the ids of events.
 
-A message is decoded once, without a tool's arguments. One that cannot be served is refused under its id
+A message is decoded once, without a tool's arguments. A message that cannot be served is refused under its id
 wherever that can be read: a client waits for an answer to its request, whatever is wrong with it.
 """
 
@@ -176,7 +176,7 @@ def read_message(body: bytes | bytearray | Raw) -> Message:
     try:
         message = _decode_message(body)
     except _UNREADABLE as error:
-        # RFC 8259, section 8.1: a parser may ignore it. A second one is no JSON.
+        # RFC 8259, section 8.1: a parser may ignore it. A second mark is no JSON.
         rest = (body := bytes(body)).removeprefix(_BYTE_ORDER_MARK)
         if len(rest) < len(body) and not rest.startswith(_BYTE_ORDER_MARK):
             return read_message(rest)

@@ -63,7 +63,7 @@ _log = logging.getLogger("decathlon.protocol")
 
 START_TOOL = "start_episode"
 NESTED_CALL = "call_tool"
-"""The lobby's tool that calls another one."""
+"""The lobby's tool that calls another tool."""
 _CLAIM_TOOLS = {spell(names, LOCAL, CLAIM) for names in get_args(Names)}
 _LONG_TOOLS = frozenset({*_CLAIM_TOOLS, EVALUATE, START_TOOL, "list_tools"})
 """This server's tools that can be silent for long."""
@@ -87,6 +87,7 @@ class RequestContext(msgspec.Struct, eq=False):
     asgi: tuple[Scope, Receive, Send] | None = None
     """The HTTP request, whose body has been read; None for a line."""
     body_bytes: int = 0
+    """Length of the request's body."""
     public_url: str | None = None
     """The server's URL as configured."""
     has_page: bool = False
@@ -153,7 +154,7 @@ class RequestContext(msgspec.Struct, eq=False):
     def abandon(self) -> None:
         """The client gets no reply: end the episodes that nobody knows.
 
-        One that the client may ask for again ends after the grace.
+        An episode that the client may ask for again ends after the grace.
         """
         self.abandoned = True
         for episode in self.started:
@@ -172,7 +173,7 @@ class Request(Waiter, ABC):
     """A request on its way. `session`: None in revisions without sessions."""
 
     params = _NO_PARAMS
-    """The parameters, except for those of a call, whose arguments may have megabytes."""
+    """The parameters, except for a call's, whose arguments may have megabytes."""
     name = ""
     arguments: bytes | None = None
     """The name and the arguments of a call."""
@@ -264,7 +265,7 @@ class Request(Waiter, ABC):
         """Send progress, the server's own or a task's server's, under the client's token.
 
         The progress on one token must not decrease. A request that waits for its episode and then for a tool
-        has notifications of both, and one that is continued by another server process starts to wait again.
+        has notifications of both, and a request that another server process continues starts to wait again.
         """
         if self.reports_progress:
             self._progress = max(params["progress"], self._progress)

@@ -73,7 +73,7 @@ _numbers = count(1)
 
 
 class Connection:
-    """The connection of a request, as far as it matters to one that waits for the response."""
+    """The connection of a request, as far as it matters to a request that waits for the response."""
 
     is_lost = False
     settled: asyncio.Event | None = None

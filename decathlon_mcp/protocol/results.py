@@ -92,8 +92,8 @@ def structured_result(value: JsonObject, *, text: str | None = None, is_error: b
 def claim_result(*, first: bool, is_graded: bool, ignored_turns: bool = False, hint: str = "") -> JsonObject:
     """Result of `claim_done`. `first` is false where the attempt was already closed.
 
-    `is_graded`: whether the attempt will be. `ignored_turns`: the client reported turns, and is not one whose
-    report counts.
+    `is_graded`: whether the attempt will be. `ignored_turns`: the client reported turns, but its report does
+    not count.
     """
     # `hint` is for a client that starts episodes. Agents do not learn of `evaluate` here: most programs that
     # play with a model hide it, and a model would try to call it.

@@ -32,7 +32,7 @@ MAX_AGENT_SESSIONS = 1_000
 """Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
 every call and never end it; a session without requests ends after the idle time."""
 MAX_STREAMS = 4
-"""GET streams of one session. Clients open another before they notice that one is broken."""
+"""GET streams of one session. Clients open another stream before they notice that a stream is broken."""
 MAX_QUEUED_MESSAGES = 256
 """Messages that wait for a client to read a stream; a stream that is full takes none."""
 SESSION_RETRY_SECONDS = 30.0
@@ -238,7 +238,7 @@ class Sessions:
             session.end_streams()
 
     def end_unused(self) -> None:
-        """End the sessions without a request or a stream for the idle time, and delete stored ones.
+        """End the sessions without a request or a stream for the idle time, and delete stored sessions.
 
         Raises DecathlonError if the store cannot be written.
         """

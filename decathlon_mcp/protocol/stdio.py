@@ -61,7 +61,7 @@ MAX_LINE_BYTES = 17 << 20
 MAX_BATCH_ANSWER_BYTES = 16 << 20
 """All answers to a batch together, which wait for the last of them: four of the longest replies."""
 SMALL_ANSWER_BYTES = 16 << 10
-"""Answers up to this length have room in every batch, such as those that say that others had none."""
+"""Answers up to this length have room in every batch, such as errors for answers without room."""
 READER_SECONDS = 1.0
 """Time between two looks at whether anybody reads stdout, once stdin has ended."""
 
@@ -365,5 +365,5 @@ def _write_all(output: int, data: bytes) -> None:
         try:
             view = view[os.write(output, view) :]
         except BlockingIOError:
-            # The process that started this one shares the descriptor's flags.
+            # The parent process shares the descriptor's flags.
             select.select([], [output], [])

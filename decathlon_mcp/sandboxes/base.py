@@ -1,4 +1,4 @@
-"""The protocols that providers of sandboxes implement: `Provider` opens sandboxes, `Sandbox` is an open one.
+"""The protocols that providers of sandboxes implement: `Provider` opens, `Sandbox` is an open sandbox.
 
 `conformance` checks an implementation. A spec describes the sandbox (image, limits, network), never the task
 that runs in it.
@@ -37,7 +37,7 @@ SCRATCH = PurePosixPath("/tmp")
 """Space for temporary files in a sandbox, which its archives leave out."""
 CHECK_SECONDS = 2.8
 """Limit on the work of `Provider.check`, which takes at most 3 s."""
-# The modules are those that python3-minimal lacks.
+# python3-minimal lacks these modules.
 _PYTHON = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
 PYTHON_CHECK = ("python3", "-I", "-S", "-c", _PYTHON)
 """The argv of a first process that fails where the driver could not run."""
@@ -58,16 +58,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """Describes one sandbox.
-
-    `name` is unique for the life of the server ([a-z0-9-], at most 63 characters). `command` is the argv of
-    the first process. `root` is the absolute folder inside that holds the suite; a provider that cannot give
-    every sandbox the same path maps it (see `Provider.root`).
-    """
+    """Describes one sandbox."""
 
     name: str
+    """Unique for the life of the server ([a-z0-9-], at most 63 characters)."""
     command: tuple[str, ...]
+    """The argv of the first process."""
     root: PurePosixPath
+    """Absolute folder inside with the suite; mapped by a provider with different paths (see
+    `Provider.root`)."""
     image: str | None = None
     network: Network = "none"
     limits: Limits = field(default_factory=Limits)
@@ -76,7 +75,7 @@ class SandboxSpec:
     is removed. Otherwise the end of its stdin tells it that the server is gone."""
     merge_pages: bool = False
     """Whether processes inside may fix their addresses and let the kernel merge equal pages of their memory
-    with those of other sandboxes. Never for a sandbox that grades."""
+    with other sandboxes'. Never for a sandbox that grades."""
 
 
 class Sandbox(Protocol):
@@ -105,11 +104,11 @@ class Sandbox(Protocol):
         ...
 
     async def reopen(self) -> None:
-        """Replace `stream`, which has ended, by a new one to the same first process. Only if it `survives`.
+        """Replace `stream`, which has ended, with a new stream to the first process. Only if it `survives`.
 
         Bytes that were on their way may be lost, also in the middle of a message, and the new stream may
         begin with the end of an older message. While there is no stream, the first process can write at least
-        32 KiB without waiting; one that must not wait at all writes without blocking.
+        32 KiB without waiting; a process that must not wait at all writes without blocking.
 
         Raises SandboxLostError if the first process has ended or is paused for good, and
         ProviderUnavailableError if the engine does not answer; then it can be tried again.
@@ -142,7 +141,7 @@ class Sandbox(Protocol):
         """Pack `folder`, an absolute path inside, into a plain tar at `archive` on the host.
 
         Member names are relative to `folder` ("./a/b"). Links are packed as links, sockets are left out. A
-        missing `folder`, or one that is no folder, gives an archive without members. Works on a paused
+        missing `folder`, or a path that is no folder, gives an archive without members. Works on a paused
         sandbox. The archive is untrusted: read it with `decathlon_mcp.archives`, never unpack it on the host.
 
         Raises LimitExceededError if the archive exceeds `limit_bytes` (then there is no file at `archive`);
@@ -188,7 +187,7 @@ def ended_from_inside(error: SandboxLostError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `doctor`. `cure` says what to do; one that is `ok` and has a cure is a warning.
+    """One line of `doctor`. `cure` says what to do; a check that is `ok` and has a cure is a warning.
 
     `required`: whether a server does not start unless this is `ok`.
     """
@@ -304,8 +303,8 @@ class Provider(Protocol):
     def reattach(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Continue a sandbox that a server labelled `owner` opened with this spec, and that survived it.
 
-        No other server may have it open. On exit it is removed, as one that this object opened. A paused
-        sandbox is reattached paused: files can be copied from it, and its stream has ended.
+        No other server may have it open. On exit it is removed, as after `open`. A paused sandbox is
+        reattached paused: files can be copied from it, and its stream has ended.
 
         Raises SandboxLostError if there is none or its first process has ended; it is then removed.
         Raises ProviderUnavailableError if the engine does not answer; it is then kept, and this can be tried
@@ -316,8 +315,8 @@ class Provider(Protocol):
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         """Remove the sandboxes labelled with `owner`; returns their number.
 
-        Except those that this object has opened or reattached, and those with a name in `keep`. Sandboxes
-        that this object could not remove at their end are removed too.
+        Except sandboxes that this object has opened or reattached, and sandboxes with a name in `keep`.
+        Sandboxes that this object could not remove at their end are removed too.
 
         Raises ProviderUnavailableError if the engine does not answer, or if some could not be removed: all
         have been tried then.

@@ -1,4 +1,4 @@
-"""What some providers' sandboxes can besides: be saved with all their processes, and be measured.
+"""Capabilities of some providers' sandboxes: being saved with all their processes, and being measured.
 
 Optional, like `Sandbox.reopen`: code that uses snapshots calls `snapshots_of` first.
 """
@@ -60,7 +60,7 @@ class SnapshotProvider(Provider, Protocol):
 
         Its processes go on where they were, with a new stream, and their files, memory and timers are their
         own: any number of copies and the original do not see each other. Only name and `survives` of `spec`
-        may differ from those of the sandbox that was saved.
+        may differ from the saved sandbox's.
 
         Raises SnapshotError if the snapshot is gone, damaged, or of another kind of sandbox, or was made by
         another version of what saves and restores.

@@ -1,4 +1,4 @@
-"""What all sandboxes of one machine share: limits of its kernel, and its memory.
+"""Limits of a machine that all of its sandboxes share: limits of its kernel, and its memory.
 
 The kernel counts processes and keys for each user or for the whole machine, open files for each process: the
 server's. Sandboxes that run as root are one user for it, in containers too, so that one
@@ -24,13 +24,13 @@ from decathlon_mcp.sandboxes.base import Finding, finding
 
 SYSCTL_FOLDER = Path("/proc/sys")
 SERVER_DESCRIPTORS = 128
-"""File descriptors that the server needs besides those of sandboxes and connections: its own, and those of
-openings in progress. Measured: 30, and 15 for an opening."""
+"""File descriptors that the server needs besides sandboxes and connections: its own, and openings in
+progress. Measured: 30, and 15 for an opening."""
 DESCRIPTORS_PER_SANDBOX = 8
 """Measured: 3 in a container, 4 without isolation, 5 in namespaces. Besides, a grader's sandbox opens while
 the agent's closes, and an episode has a log."""
 CONNECTIONS_PER_EPISODE = 2
-"""Each is one descriptor. A client has one for its requests and one for a stream."""
+"""Each is one descriptor. A client has a connection for its requests and a connection for a stream."""
 CONNECTIONS_SHARE = 0.75
 """Share of the descriptors that connections may use; the rest is for sandboxes."""
 
@@ -99,7 +99,7 @@ def _descriptors(*, hard: bool = False) -> float:
 
 
 def check_kernel_limits(max_sandboxes: int, folder: Path = SYSCTL_FOLDER) -> Finding:
-    """Whether this machine's limits suffice for that many ordinary sandboxes. Unreadable ones are skipped."""
+    """Whether this machine's limits suffice for so many ordinary sandboxes. Skips unreadable limits."""
     low: list[tuple[str, int, int]] = []
     for limit in SHARED_LIMITS:
         value, needed = _read(folder / limit.name.replace(".", "/")), limit.per_sandbox * max_sandboxes

@@ -1,4 +1,4 @@
-"""Providers by their names: what each says of itself, and its creation with the options of a server.
+"""Providers by their names: their descriptions, and their creation with the options of a server.
 
 Each is a `ProviderPlugin` that `hooks.py` finds, whether it is the core's or a plug-in's, and of which the
 code is imported when its name is used. Nothing else knows a provider by its name.
@@ -114,18 +114,16 @@ def _image_by_name(settings: Settings, own: str | None, is_starter: bool) -> str
 
 @dataclass(frozen=True, slots=True)
 class ProviderPlugin:
-    """What there is to know of a provider without creating it.
-
-    `create` makes the provider of one server; it may raise SettingsError for an option's value. The
-    provider's `name` is the one by which it was found.
-    """
+    """What there is to know of a provider without creating it."""
 
     create: Callable[[ProviderContext[Any]], Provider]
+    """Makes the provider of one server, named as it was found. Raises SettingsError for an option's value."""
     options: type[BaseModel] = NoOptions
     """The options that it takes: a model whose fields have descriptions. Their values come as text."""
     image: Callable[[Settings, str | None, bool], str | None] = _image_by_name
     """The image of a suite's sandboxes, from the suite's own and whether it is a starter suite; None if they
-    have this machine's files, or if it is not set. Raises SettingsError for one that is not for the provider.
+    have this machine's files, or if it is not set. Raises SettingsError for an image that is not for the
+    provider.
     """
     has_kernels: bool = False
     """Whether it takes the setting `--kernel`."""
@@ -144,7 +142,7 @@ class ProviderPlugin:
     saving: Callable[[], Iterable[str]] = tuple
     """Options with which its sandboxes can be saved (`sandboxes.capabilities`), each a text."""
     offer: Callable[[ProviderContext[Any], str | None], Offer] = _plain_offer
-    """What sandboxes of this image have, or those without one. Raises SettingsError and
+    """What sandboxes of this image, or without an image, have. Raises SettingsError and
     ProviderUnavailableError. Blocks for some 100 ms at most."""
     service_images: Callable[[frozenset[str]], frozenset[str]] | None = None
     """Which of these images of services it can run beside sandboxes; None if it runs no services."""
@@ -185,7 +183,7 @@ def load_provider(name: str) -> ProviderPlugin:
 
 
 def parse_options(name: str, given: Sequence[str]) -> BaseModel:
-    """The options given as NAME=VALUE. Raises SettingsError for one that the provider does not take."""
+    """The options given as NAME=VALUE. Raises SettingsError for an option that the provider does not take."""
     model = load_provider(name).options
     values: dict[str, str] = {}
     for text in given:

@@ -1,4 +1,4 @@
-"""The database of a state folder, `store.db`: its tables, how it is opened, and what its errors mean."""
+"""The database of a state folder, `store.db`: its tables, its opening, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def set_timeout(connection: sqlite3.Connection, seconds: float) -> None:
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """The primary result code of SQLite; 0 for Python's own errors, such as that of a closed connection."""
+    """The primary result code of SQLite; 0 for Python's own errors, such as a closed connection."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 

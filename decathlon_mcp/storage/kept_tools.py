@@ -1,4 +1,4 @@
-"""Lists of tools in the state folder: those that episodes offered, and a cache of what servers listed.
+"""Lists of tools in the state folder: as episodes offered them, and a cache of what servers listed.
 
 `tools/` has each list that an episode offered once, by its digest, which the trajectory's line `ready` names:
 70 tools are some 180 KiB, too much for each episode. `tool-lists/` can be found again, so that losing any of
@@ -52,7 +52,7 @@ class CachedLists:
             return None
 
     def write(self, key: str, text: bytes) -> None:
-        """Write or replace a text. Deletes those whose last use is longest ago, if there are too many."""
+        """Write or replace a text. Deletes the least recently used texts, if there are too many."""
         # Not synchronised: what a power cut leaves incomplete is no JSON.
         if len(text) <= MAX_LIST_BYTES and self.read(key) != text and _write(self._folder / key, text):
             self._delete_oldest()

@@ -4,8 +4,8 @@ Each server holds a lock on a file in `servers`, named like the label of its san
 belongs to a server that died. The next server that can remove its sandboxes takes the lock over, removes them
 and then the file.
 
-One `serve` at a time has a state folder, and continues the episodes of the one before it. `stdio`, embedded
-servers and `regrade` use the folder beside it, in any number, and only remove what others of their kind left.
+One `serve` at a time has a state folder, and continues its predecessor's episodes. `stdio`, embedded servers
+and `regrade` use the folder beside it, in any number, and only remove what others of their kind left.
 
 Files appear and go while `servers.lock` is locked, for microseconds, so that no server is taken for dead that
 has not locked its file yet.
@@ -33,7 +33,7 @@ from decathlon_mcp.storage.disk import cure_of
 from decathlon_mcp.telemetry.logs import fields
 
 SETTLE_SECONDS = 5.0
-"""How long a second `serve` waits for one that does not stop: a signal may be on its way to that."""
+"""How long a second `serve` waits for a first that does not stop: a signal may be on its way to the first."""
 RETRY_SECONDS = 0.1
 MAX_DEAD_SERVERS = 64
 """Dead servers that one start takes over; each costs an open file. The next start takes the others."""
@@ -75,7 +75,7 @@ class Server:
     providers: tuple[str, ...] | None = None
     """The names of its providers."""
     serves: bool = False
-    """It is a `serve`, so that no other one may run on the state folder."""
+    """It is a `serve`, so that no other `serve` may run on the state folder."""
     survives: bool = False
     """The next `serve` continues its episodes."""
     stops: bool = False
@@ -100,12 +100,12 @@ class Server:
         return cls(pid=os.getpid(), providers=names, supervisor_ticks=ticks, **members)
 
     def is_restarted_for(self, other: Server) -> bool:
-        """Whether this server, which died, is started again by a supervisor that is not that of `other`."""
+        """Whether this server, which died, is started again by a supervisor that `other` does not have."""
         ticks = _started_ticks(self.supervisor)
         return self.supervisor != other.supervisor and ticks is not None and ticks == self.supervisor_ticks
 
     def can_sweep(self, dead: Server) -> bool:
-        """Whether this server may remove what a dead one has left behind."""
+        """Whether this server may remove what a dead server has left behind."""
         # A provider that this server does not have could not be swept, and would be forgotten.
         return (self.survives or not dead.survives) and (
             dead.providers is None or set(dead.providers) <= set(self.providers or ())
@@ -124,8 +124,8 @@ class ServerFile(NamedTuple):
 class InstanceLock:
     """The name of a running server, and the dead servers that it has taken over.
 
-    A server removes the sandboxes of those in `dead`, and then calls `forget`. The next server finds those
-    that were not forgotten.
+    A server removes the sandboxes of servers in `dead`, and then calls `forget`. The next server finds
+    servers that were not forgotten.
     """
 
     name: str
@@ -139,7 +139,7 @@ class InstanceLock:
         return sorted(self._taken)
 
     def others(self) -> set[str]:
-        """The names of all servers that have a file now, but this one and those that it has taken over."""
+        """The names of all servers that have a file now, except this server and dead servers it has taken."""
         return {file.name for file in _files(self._folder)} - {self.name, *self._taken}
 
     def forget(self, name: str) -> None:
@@ -160,7 +160,7 @@ def instance_lock(state: Path, server: Server, *, leave: Collection[str] = ()) -
 
     `leave`: names of servers that are not taken over, even if they are dead.
 
-    Raises SettingsError if it is a `serve` and another one has the folder, and if the state folder is not
+    Raises SettingsError if it is a `serve` and another `serve` has the folder, and if the state folder is not
     writable or its file system has no locks.
     """
     folder = state / "servers"
@@ -201,7 +201,7 @@ async def wait_for_stop(state: Path, server: Server, seconds: float) -> None:
 def serving(state: Path, own: Server | None = None) -> Server | None:
     """The `serve` that has the state folder; None if there is none.
 
-    While one that died is started again, that is its supervisor. `own`: a server whose supervisor does not
+    While a dead `serve` is started again, that is its supervisor. `own`: a server whose supervisor does not
     count. Raises SettingsError if the folder cannot be read.
     """
     for file in server_files(state):
@@ -243,7 +243,7 @@ def _look_at(file: Path) -> ServerFile:
 
 
 def _take_over(file: Path, taken: dict[str, int], own: Server) -> None:
-    """Lock the file of a dead server, if this one can remove what it left, and add its descriptor."""
+    """Lock the file of a dead server, if this server can remove what it left, and add its descriptor."""
     # It may have ended meanwhile, belong to another user, or run.
     with suppress(FileNotFoundError, PermissionError, BlockingIOError), ExitStack() as on_leave:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -275,7 +275,7 @@ def _locked(folder: Path) -> Generator[None]:
 
 
 def _remove(file: Path, descriptor: int) -> None:
-    # Removed before it is unlocked: a file without a lock would be that of a dead server.
+    # Removed before it is unlocked: a file without a lock belongs to a dead server.
     with suppress(OSError), _locked(file.parent):
         file.unlink(missing_ok=True)
     os.close(descriptor)

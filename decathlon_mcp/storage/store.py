@@ -5,8 +5,8 @@ a server that starts later finds at least what the dead one did. Calls are not h
 `trajectory.jsonl`.
 
 Every row has the name of the server that runs its episode (`server`, as in `lock`). A `serve` writes the rows
-of its own episodes, and makes those of the one before it its own by `adopt`; other servers add the rows of
-episodes that have ended. `plugins.history` makes the columns that only lists and the numbers of runs need.
+of its own episodes, and takes over its predecessor's rows by `adopt`; other servers add the rows of episodes
+that have ended. `plugins.history` makes the columns that only lists and the numbers of runs need.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ class EpisodeRow:
     """The episode's handle."""
     agent_id: str
     server: str
+    """Name of the server that runs it, as in `lock`."""
     suite: str
     task: str
     phase: str
+    """See `episodes.state`."""
     started_at: float
     """Unix seconds."""
     spec: JsonObject
@@ -78,6 +80,7 @@ class EpisodeRow:
     operation: str | None = None
     """Id of the request that started the episode."""
     ending: str | None = None
+    """Why it ended."""
     tools: JsonObject | None = None
     """What each server of the task offered."""
     verdict: JsonObject | None = None
@@ -142,9 +145,9 @@ class Store:
     """The database, for one thread: the event loop's. Statements take microseconds.
 
     A change that cannot be written (a full disk, another process's lock) is logged and tried again, before
-    later ones. If the server dies before that, it costs the continuation of what it describes; it never costs
-    the running episode. `insert_episode` and `adopt` raise instead. Methods that read raise SettingsError if
-    the database is damaged.
+    later changes. If the server dies before that, it costs the continuation of what it describes; it never
+    costs the running episode. `insert_episode` and `adopt` raise instead. Methods that read raise
+    SettingsError if the database is damaged.
     """
 
     def __init__(self, file: Path, connection: sqlite3.Connection, server: str = "") -> None:
@@ -153,7 +156,7 @@ class Store:
         self.server = server
         """This server's name."""
         self.generation = 0
-        """Number of this server's start on the state folder; higher than that of every start before."""
+        """Number of this server's start on the state folder; higher than at every earlier start."""
         self._unwritten: deque[tuple[Change, ...]] = deque()
         """Changes that are not in the database, each of them the statements of one transaction."""
         self._retry_at = 0.0
@@ -165,8 +168,8 @@ class Store:
     def open(cls, state: Path, server: str) -> Generator[Self]:
         """Open or create the database of a state folder for the server of that name.
 
-        A server that ends this context has ended its episodes: no other one continues its sessions, which are
-        deleted. One that leaves them to the next ends without it.
+        A server that ends this context has ended its episodes: no other server continues its sessions, which
+        are deleted. A server that leaves them to the next ends without it.
 
         Raises SettingsError if the folder's file system cannot hold it, or it has another schema.
         """
@@ -337,7 +340,7 @@ class Store:
         )
 
     def update_episode(self, episode: str, **columns: Any) -> None:
-        """Replace some columns of an episode; its run stays the one with which it began."""
+        """Replace some columns of an episode; its run stays the same."""
         values = _columns(columns)
         names = ", ".join(f"{name} = ?" for name in values)
         self.write((f"UPDATE episodes SET {names} WHERE id = ?", (*values.values(), episode)))

@@ -1,4 +1,4 @@
-"""What happened in an episode: its trajectory, `trajectory.jsonl`, one event a line.
+"""The trajectory of an episode, `trajectory.jsonl`: the events in it, one a line.
 
 A call's number, `seq`, counts from 1. The line `call` is written before the call is sent, the line `reply`
 when the reply is there, with one of `result` (of the tool), `error` (a JSON-RPC error of the task's server)
@@ -8,11 +8,11 @@ has the keys of another request that gets the same reply. A line `note` is a mes
 
 The other lines are `start`, the first, with what was fixed at the start; `ready`, with the prompt and the
 digest of the tools; `preprocess_failed`, `difference`, `claim` and `end`. A call that was made again, of the
-episode that this one branches from, has `"replayed": true` in its lines `accepted` and `call`.
+episode that this episode branches from, has `"replayed": true` in its lines `accepted` and `call`.
 
 A trajectory has up to 256 MiB, and parsing JSON holds the interpreter's lock. So readers find lines by their
-places, and of a long line only the members before its long value are decoded. Every bound is for a damaged
-file, or one that comes from somewhere else.
+places, and of a long line only the members before its long value are decoded. Every bound is for a file that
+is damaged or comes from somewhere else.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PREFIX_BYTES = 4 << 10
 PIECE_BYTES = 1 << 20
 """How much of a line is in memory at once while lines are looked for."""
 MAX_LINE_BYTES = 256 << 20
-"""Longest line that is read as a whole; a longer one was not written by a server."""
+"""Longest line that is read as a whole; a longer line was not written by a server."""
 MAX_NUMBER = 1 << 53
 MAX_KEYS = 10_000
 """Keys of one episode's requests that are remembered, the newest; a client repeats its latest calls only."""
@@ -119,15 +119,20 @@ class Line(RequestKeys, frozen=True):
 
     time: _Seconds = 0.0
     seq: _Count = 0
+    """Number of the call, from 1."""
     calls: _Count = 0
+    """How many calls precede a note."""
     server: str | None = None
     tool: str | None = None
     name: str = ""
     role: str = ""
+    """Who wrote a note."""
     failed: bool = False
     replayed: bool = False
+    """Whether a branch made the call again."""
     seconds: _Seconds | None = None
     digest: str | None = None
+    """Of the call, or of the offered tools."""
 
 
 _NO_MEMBERS = Line()
@@ -185,7 +190,7 @@ class Index:
         """Where the lines `start`, `ready` and `claim` begin."""
 
     def read(self, lines: BinaryIO, whole: Collection[str] = ()) -> Iterator[tuple[str, Line, bytes]]:
-        """Add the lines that come after those that have been read, and yield each: its event, its members.
+        """Add the lines that have not been read yet, and yield each: its event, its members.
 
         `whole`: events whose lines are read and yielded as a whole.
         """
@@ -201,7 +206,7 @@ class Index:
                 yield event, line, data
 
     def add(self, event: str, place: int, size: int, /, **members: Any) -> None:
-        """Add a line of so many bytes at a place. `members`: at least those of `Line` that the line has."""
+        """Add a line of so many bytes at a place. `members`: at least all of `Line` that it has."""
         match event:
             case "call" | "reply" | "accepted" if members["seq"] > 0:
                 self._add_call(event, place, **members)
@@ -259,7 +264,7 @@ class Index:
             self.failed += failed
 
     def places(self, seq: int) -> tuple[int, int]:
-        """Where a call's line, `call` or `accepted`, and its reply begin; NOTHING for a missing one."""
+        """Where a call's line, `call` or `accepted`, and its reply begin; NOTHING for a missing line."""
         if 1 <= seq <= len(self.calls):
             return self.calls[seq - 1], self.replies[seq - 1]
         return NOTHING, NOTHING
@@ -314,7 +319,7 @@ class Trajectory:
         self._lock = Lock()
 
     def create(self) -> Self:
-        """Begin a new one, in a new folder that is readable by its owner alone. Raises OSError."""
+        """Begin a new trajectory, in a new folder that is readable by its owner alone. Raises OSError."""
         self.folder.mkdir(parents=True, mode=0o700)
         try:
             self._out = append_to_regular(self.file, create=True)
@@ -325,7 +330,7 @@ class Trajectory:
         return self
 
     def reopen(self) -> Self:
-        """Continue that of a server that ended; `read_calls` has its calls. Raises OSError.
+        """Continue the trajectory of a server that ended; `read_calls` has its calls. Raises OSError.
 
         A last line that the server did not write completely is removed: what it describes did not happen.
         """
@@ -345,7 +350,7 @@ class Trajectory:
         """Append a line: `event`, `time` (Unix seconds) and the values, which may be `msgspec.Raw`.
 
         False if it is not kept: a limit is reached, or this is closed. A disk that refuses a line of a call,
-        which may be written later, is a DiskFullError; one that refuses another line is logged.
+        which may be written later, is a DiskFullError; the refusal of another line is logged.
         """
         if event == "note" and self.disk is not None and self.disk.is_low():
             return False
@@ -432,7 +437,7 @@ class Trajectory:
                 unanswered.pop(line.seq, None)
             elif event in ("accepted", "call"):
                 unanswered[line.seq] = data
-            # The line `call` of one that was accepted before has the same.
+            # The line `call` of a call that was accepted before has the same.
             if line.digest is not None and not (event == "call" and line.seq in accepted):
                 logged.keys += [LoggedKey(key, line.digest, line.seq) for key in line.texts]
             if event == "accepted":

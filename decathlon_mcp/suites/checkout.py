@@ -131,7 +131,7 @@ def revision(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection
 
 
 def digest(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection[PurePosixPath] = ()) -> str:
-    """A digest of path and content of every file in these paths; one that does not exist counts by its name.
+    """A digest of path and content of every file in these paths; a missing path counts by its name.
 
     A file is read again only if its size, time or inode has changed. `secrets` count by size and time:
     clients see the digest, which must not confirm a guess of a password.

@@ -19,7 +19,7 @@ T = TypeVar("T")
 # The loader of libyaml, where PyYAML was built with it, is about ten times as fast.
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DEPTH = 100
-"""Levels of a YAML file; real ones have fewer than ten."""
+"""Levels of a YAML file; real files have fewer than ten."""
 
 
 MAX_DIGITS = 20

@@ -161,7 +161,7 @@ def packaged_splits(profile: str) -> Mapping[str, str]:
 
 
 def splits_of(task_id: str, lists: Mapping[str, Sequence[str]], profile: str = "") -> tuple[str, ...]:
-    """The splits of a task: those of the suite's own lists, else of its profile's list.
+    """The splits of a task, from the suite's own lists, else from its profile's list.
 
     A task that neither lists is in `train` or `test`, by a hash of its id, 80 to 20.
     """

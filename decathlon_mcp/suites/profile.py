@@ -73,7 +73,9 @@ class SuiteProfile:
     task_base: Inside
     """The folder that Toolathlon's `task_dir` is relative to."""
     local_servers: PurePosixPath
+    """The folder `${local_servers_paths}` of servers' files."""
     local_binaries: PurePosixPath
+    """The folder `${local_binary_paths}` of servers' files."""
     sealed: tuple[str, ...]
     """Entries of a task's folder that are removed before an agent can reach the sandbox."""
     grading: tuple[str, ...]
@@ -105,11 +107,14 @@ class SuiteProfile:
     """The suite's own code of each local tool, by its name in `task_config.json`: `module:name`, or
     `module:name(workspace)` for a function that makes the tools."""
     claim_required: bool = False
+    """Whether an attempt succeeds only with a claim."""
     preprocess_must_succeed: bool = True
+    """Whether a failed preprocess ends the episode."""
     leaves_running: bool = False
     """Whether processes that a preprocess started keep running while the agent plays."""
     preprocess_sandbox: PreprocessSandbox = "auto"
     servers_inherit: Literal["minimal", "all"] = "minimal"
+    """Which variables of the sandbox servers get."""
     environment: Pairs[str] = field(default=(), repr=False)
     """Environment variables of preprocess, evaluation and MCP servers."""
     environment_wins: bool = False
@@ -172,7 +177,7 @@ def detect_profile(checkout: Path) -> str:
 
 
 def _profile_by_tasks(checkout: Path) -> str | None:
-    """The profile of whose tasks' scripts the first ones are."""
+    """The profile that the scripts of the first tasks belong to."""
     marks = {
         mark.encode(): name
         for name, content in packaged_profiles().items()

@@ -53,13 +53,14 @@ KEY_SEPARATOR = "#"
 
 @dataclass(frozen=True)
 class SuiteResources:
-    """What a checkout has to run its tasks with. `server_errors`: servers whose files cannot be read."""
+    """What a checkout has to run its tasks with."""
 
     checkout: Path
     profile: SuiteProfile
     settings: SuiteFile
     servers: Mapping[str, ServerConfig]
     server_errors: Mapping[str, SuiteError]
+    """Servers whose files cannot be read."""
     # Matching patterns and validating the result takes most of the time of loading a suite of 500 tasks.
     _server_needs: dict[str, ServerNeeds] = field(default_factory=dict, repr=False)
     _local_tool_needs: dict[str, ExternalNeeds] = field(default_factory=dict, repr=False)
@@ -74,12 +75,12 @@ class SuiteResources:
         }
 
     def _token_file(self, file: str) -> Path:
-        """A file of `SOURCES` in the checkout, or what the profile has in the place of a missing one."""
+        """A file of `SOURCES` in the checkout, or the profile's replacement of a missing file."""
         path = self.checkout / file
         return path if path.exists() else self.checkout / dict(self.profile.stand_ins).get(file, file)
 
     def token_values_for(self, task: Task) -> TokenValues:
-        """The suite's token values, overridden by those of the task's own token file."""
+        """The suite's token values, overridden by the task's own token file."""
         return {**self.token_values, **self.own_token_values(task)}
 
     def own_token_values(self, task: Task) -> TokenValues:
@@ -124,7 +125,7 @@ class SuiteResources:
         )
 
     def service(self, name: str) -> Service:
-        """The service of that name, or the private one in its place; defaults for an unknown one."""
+        """The service of that name, or the private service in its place; defaults for an unknown name."""
         return self.settings.services.get(name, Service()).in_use
 
     def accounts(self, task: Task) -> dict[str, Account]:
@@ -282,7 +283,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_tokens(path: Path, variable: str) -> TokenValues:
-    """The entries of `variable = Dict(key=value, ...)` or `variable = {...}`, without those that are None.
+    """The entries of `variable = Dict(key=value, ...)` or `variable = {...}`, without values None.
 
     Empty where the file does not exist or has another form.
     """

@@ -76,7 +76,7 @@ _FILE = TypeAdapter(_File)
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """One server, with its templates unfilled. `request_seconds` None: the profile's default."""
+    """One server, with its templates unfilled."""
 
     name: str
     file: Path
@@ -85,6 +85,7 @@ class ServerConfig:
     env: tuple[tuple[str, str], ...] = ()
     cwd: str | None = None
     request_seconds: float | None = None
+    """None: the profile's default."""
 
     @property
     def absolute_paths(self) -> list[str]:
@@ -146,7 +147,7 @@ def _at_root(command: str, args: list[str], root: PurePosixPath) -> tuple[list[s
 
 
 def read_server(path: Path) -> ServerConfig | None:
-    """Read a server's file; None for an empty one. Raises SuiteError naming file, line and field."""
+    """Read a server's file; None if it is empty. Raises SuiteError naming file, line and field."""
     content = read_yaml(path)
     if not content:
         return None
@@ -175,7 +176,7 @@ def _check_transport(path: Path, content: JsonObject) -> None:
 
 
 def read_servers(checkout: Path) -> tuple[dict[str, ServerConfig], dict[str, SuiteError]]:
-    """The servers by name, and the errors of those that cannot be read, by their likely names."""
+    """The servers by name, and the errors of unreadable servers, by their likely names."""
     servers: dict[str, ServerConfig] = {}
     errors: dict[str, SuiteError] = {}
     for path in sorted((checkout / FOLDER).glob("*.yaml")):

@@ -144,8 +144,8 @@ class Suite:
     def common_archive(self, into: Path) -> None:
         """Write a tar archive of the files that every sandbox needs.
 
-        Files that the checkout lacks are replaced as the profile's `stand_ins` say, and those of its
-        `overlays` that it has are added.
+        Files that the checkout lacks are replaced as the profile's `stand_ins` say, and its existing
+        `overlays` are added.
         """
         parts = self.profile.common
         for part in parts:
@@ -180,9 +180,9 @@ class Suite:
     ) -> tuple[str, ...]:
         """The entries of the task's folder to remove before an agent can reach it.
 
-        These are all entries, those of the checkout and those `created` by preprocess, except for `kept` of
-        the profile and of the task, and entries that one of the token `values` points to. The profile's
-        `sealed` are always among them.
+        These are all entries of the checkout and all `created` by preprocess, except for `kept` of the
+        profile and of the task, and entries that one of the token `values` points to. The profile's `sealed`
+        are always among them.
         """
         folder = root / task.folder
         needed = {*self.profile.kept, *task.kept}
@@ -232,7 +232,7 @@ class Suite:
     def server_specs(self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
         """The SERVER objects for the driver's `start`, in the task's order.
 
-        Raises SuiteError for a server that has no file in the checkout, or one with errors.
+        Raises SuiteError for a server whose file is missing in the checkout, or has errors.
         """
         for name in task.needs.servers:
             if name not in self.servers:

@@ -5,7 +5,7 @@ overrides the profile's value.
 
     name: my-suite                      # default: the name of the checkout's folder
     profile: toolathlon                 # or gym, starter. Default: the profile called as the suite, else the
-                                        # one whose marks the checkout has, else that with `fallback`
+                                        # profile whose marks the checkout has, else with `fallback`
     root: /workspace                    # any field of SuiteProfile; mappings are merged with the profile's
     deadlines: {evaluation_seconds: 60} # for all tasks
     splits: {train: [find-alita-paper, "canvas-*"], test: [...]}
@@ -17,7 +17,7 @@ overrides the profile's value.
         slots: {first: {values: {token.key: abc}}, second: {values: {...}}}
     services:                           # hosted services; ports of the sandbox's localhost lead to them
       canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
-      board:                            # one of its own for each episode, unless there is a hosted one
+      board:                            # a private service for each episode, unless it is hosted
         private: {image: "board:latest", start: [start-board], ports: [8080], files: {users.json: users.json}}
     servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas], eager: true}}
     local_tools: {web_search: {network: true}}       # same fields as for a server, except `eager`
@@ -26,7 +26,7 @@ overrides the profile's value.
     tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
 
 Keys of `tasks`, `servers` and `local_tools` may be patterns (`*`, `?`, `[...]`). The settings of all matching
-keys are merged in the file's order, those of the exact name last.
+keys are merged in the file's order, the exact name's last.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ServerNeeds(ExternalNeeds):
 
 
 class Credentials(Model):
-    """One set of credentials. `values` override those in the suite's token files.
+    """One set of credentials. `values` override the suite's token files.
 
     `files` maps paths in the sandbox (relative to the suite's root, or absolute) to files or folders on this
     host (relative to the checkout, or absolute). They replace what the sandbox has there.
@@ -188,23 +188,22 @@ class Account(Model):
 
 
 class Service(Model):
-    """A service outside of the sandbox that tasks connect to. `cure` says how to make it available.
-
-    `ports` maps ports of the sandbox's `localhost` to addresses that the server reaches: `host:port`, or a
-    port of the server's own `localhost`. A service without ports is reached over the sandbox's network. With
-    `image`, each episode gets its own instance in a sandbox of that image: the command `start` is run there
-    and leaves processes running that listen at these ports. Its working folder has the `files`: names there
-    to files of this host (relative to the checkout, or absolute). `private`: an instance for each episode,
-    used instead of this service unless that is `available`.
-    """
+    """A service outside of the sandbox that tasks connect to."""
 
     ports: Annotated[dict[Port, Address], BeforeValidator(_ports_as_mapping)] = {}
+    """Ports of the sandbox's `localhost`, to `host:port` or a port of the server's own `localhost`. Without
+    ports it is reached over the sandbox's network."""
     available: bool = False
     cure: str = ""
+    """How to make it available."""
     image: str | None = None
+    """With it, each episode gets its own instance in a sandbox of this image."""
     start: Strings = ()
+    """Command of such an instance, which leaves processes running that listen at `ports`."""
     files: dict[FileName, str] = {}
+    """Its working folder: names, to files of this host (relative to the checkout, or absolute)."""
     private: Service | None = None
+    """An instance for each episode, used unless this service is `available`."""
 
     @model_validator(mode="after")
     def _private_has_an_image(self) -> Service:
@@ -214,7 +213,7 @@ class Service(Model):
 
     @property
     def in_use(self) -> Service:
-        """This service, or the private one that is used in its place."""
+        """This service, or the private service that is used in its place."""
         return self if self.available or self.private is None else self.private
 
     @property
@@ -224,51 +223,54 @@ class Service(Model):
 
 
 class TaskSettings(Model):
-    """A suite's settings for a task. None: the default, which the task's servers and profile determine.
-
-    `in_place`: grade it in the agent's own sandbox; `spared`: command lines (patterns) of processes that keep
-    running meanwhile. `network`, `grader_network`: whether the agent's and the grader's sandbox have one.
-    `credentials`, `services`: what it needs besides what its servers need; `services` replaces theirs.
-    `optional`: credentials of these without which it can be played, too.
-    `leaves_running`: processes that its preprocess started keep running while the agent plays.
-    `preprocess_sandbox`: where its preprocess runs. `kept`: entries of its folder that are not removed,
-    besides the profile's. `eager`: all of its servers start at set-up, also with `--servers lazy`.
-    """
+    """A suite's settings for a task. None: the default, which the task's servers and profile determine."""
 
     in_place: bool | None = None
+    """Whether it is graded in the agent's own sandbox."""
     spared: Strings | None = None
+    """Command lines (patterns) of processes that keep running while it is graded in place."""
     network: bool | None = None
+    """Whether the agent's sandbox has one; the grader's by `grader_network`."""
     grader_network: bool | None = None
     credentials: Strings | None = None
+    """Needed besides the servers' own."""
     services: Strings | None = None
+    """Needed in place of the servers' own."""
     optional: Strings = ()
+    """Credentials of these without which it can be played, too."""
     leaves_running: bool | None = None
+    """Whether processes that its preprocess started keep running while the agent plays."""
     preprocess_sandbox: PreprocessSandbox | None = None
     kept: Strings = ()
+    """Entries of its folder that are not removed, besides the profile's."""
     eager: bool | None = None
+    """Whether all of its servers start at set-up, also with `--servers lazy`."""
     deadlines: Deadlines = Deadlines()
 
 
 class SuiteFile(Model):
-    """The fields of suite.yaml that are not fields of the profile.
-
-    `needed_to_record`: credentials that only the live web asks for; a recording answers without them.
-    """
+    """The fields of suite.yaml that are not fields of the profile."""
 
     name: Annotated[str, AfterValidator(_check_name)] | None = None
     profile: str | None = None
     marks: Strings = ()
+    """Files by which the profile is recognised."""
     task_marks: Strings = ()
+    """Texts in tasks' scripts by which the profile is recognised."""
     fallback: bool = False
+    """Whether it is the profile of a checkout without marks."""
     deadlines: Deadlines = Deadlines()
     splits: dict[str, Strings] = {}
     conflicts: tuple[Strings, ...] = ()
+    """Groups of tasks of which only one episode runs at a time."""
     accounts: dict[str, Account] = {}
     services: dict[str, Service] = {}
     servers: dict[str, ServerNeeds] = {}
     local_tools: dict[str, ExternalNeeds] = {}
     pages: dict[str, str] = {}
+    """How to get what is missing: page or URL, by name."""
     needed_to_record: Strings = ()
+    """Credentials that only the live web asks for; a recording answers without them."""
     tasks: dict[str, TaskSettings] = {}
 
     def task(self, task_id: str) -> TaskSettings:

@@ -60,15 +60,17 @@ class TaskFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One task. `folder` is relative to the checkout, and to the suite's root inside a sandbox."""
+    """One task of a suite."""
 
     id: str
     suite: str
     folder: PurePosixPath
+    """Relative to the checkout, and to the suite's root inside a sandbox."""
     needs: Needs = Needs()
     splits: tuple[str, ...] = ()
     files: TaskFiles = TaskFiles()
     has_token_file: bool = False
+    """Whether its folder has token values of its own."""
     in_place: bool = False
     """Whether it is graded in the agent's own sandbox."""
     spared: tuple[str, ...] = ()
@@ -89,7 +91,7 @@ class Task:
     names: tuple[str, ...] = ()
     """The entries of its folder, sorted."""
     errors: tuple[SuiteError, ...] = ()
-    """Errors in its files and in those of its servers. A task with errors is listed but cannot start."""
+    """Errors in its files and in its servers' files. A task with errors is listed but cannot start."""
 
     @property
     def has_preprocess(self) -> bool:
@@ -133,7 +135,7 @@ class TaskFolder:
 
 
 def find_task_folders(checkout: Path) -> list[PurePosixPath]:
-    """The tasks' folders, sorted: those with a `task_config.json` or `docs`. Links are not followed."""
+    """The tasks' folders, which have a `task_config.json` or `docs`, sorted. Links are not followed."""
     return [
         PurePosixPath(FOLDER, split, name)
         for split in _subfolders(checkout / FOLDER)
@@ -206,7 +208,7 @@ def task_files(checkout: Path, folder: TaskFolder, language: Language) -> TaskFi
 
 
 def _subfolders(parent: Path) -> Iterator[str]:
-    """The names of its folders, sorted, without those that start with `.` or `_`."""
+    """The names of its folders, sorted, without names that start with `.` or `_`."""
     try:
         entries = sorted(os.scandir(parent), key=lambda entry: entry.name)
     except OSError:

@@ -101,7 +101,7 @@ def _number(field: bytes) -> int:
 
 
 def _parts(name: bytes) -> Parts:
-    """The parts of a relative path. Raises RequestError for one that could lead out."""
+    """The parts of a relative path. Raises RequestError for a path that could lead out."""
     parts = tuple(name.split(b"/"))
     if len(parts) > MAX_DEPTH or any(part in (b"", b".", b"..") for part in parts):
         raise _broken(f"the name {name[:200]!r} is not relative and normalized, or too deep")
@@ -111,7 +111,7 @@ def _parts(name: bytes) -> Parts:
 def unpack(folder: str, tar: str) -> None:
     """Unpack into `folder`, created if missing, never writing through a link below it.
 
-    Files and links replace those of the same names. Everything belongs to the driver's user. Raises OSError,
+    Files and links replace existing files and links. Everything belongs to the driver's user. Raises OSError,
     and RequestError for an archive that cannot be unpacked; nothing of it is written then.
     """
     try:
@@ -248,7 +248,7 @@ def _header(name: bytes, kind: bytes, size: int, link: bytes = b"", mode: int = 
 
 
 def _long(kind: bytes, name: bytes) -> bytes:
-    """The extended header for a name that is too long for an ordinary one."""
+    """The extended header for a name that is too long for an ordinary header."""
     if len(name) <= 100:
         return b""
     return _header(b"././@LongLink", kind, len(name) + 1) + name + b"\0" + _padding(name + b"\0")

@@ -33,8 +33,8 @@ _KERNEL_FILE_SYSTEMS = frozenset(
     | {"securityfs", "selinuxfs", "sysfs", "tracefs"}
 )
 _IPC_TABLES = {"shm": "shared memory segment", "msg": "message queue", "sem": "semaphore set"}
-# Arguments of shmctl(2), msgctl(2) and semctl(2) that ask for what there is, without the last one, and which
-# number of the answer is that of objects: SHM_INFO, MSG_INFO, SEM_INFO.
+# Arguments of shmctl(2), msgctl(2) and semctl(2) that ask for what there is, without the last argument, and
+# the place of the number of objects in the answer: SHM_INFO, MSG_INFO, SEM_INFO.
 _IPC_COUNTS = {"shm": ((0, 14), 0), "msg": ((0, 12), 0), "sem": ((0, 0, 19), 7)}
 
 
@@ -198,7 +198,7 @@ def _is_bytecode(path: str) -> bool:
 
 
 def _is_lock(path: str, status: os.stat_result) -> bool:
-    # `uv run` creates one in the environment that it uses.
+    # `uv run` creates such a file in the environment that it uses.
     return os.path.basename(path) == ".lock" and stat.S_ISREG(status.st_mode) and not status.st_size
 
 

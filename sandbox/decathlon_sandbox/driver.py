@@ -66,7 +66,7 @@ def _reset_signals() -> None:
 
 
 def _reset_limits() -> None:
-    """Give the programs of an isolated sandbox the umask and the OOM score of those in a container.
+    """Give the programs of an isolated sandbox the umask and the OOM score that containers have.
 
     A unit of systemd may set others for the server, and the kernel would rather end it than a sandbox.
     """
@@ -118,7 +118,7 @@ class Driver:
         if os.getpid() == 1:
             _reset_limits()
         # Only processes inside the sandbox would signal its first process. It does not ignore the signals
-        # (SIG_IGN): every program in the sandbox would inherit that, and not end when it is told to.
+        # (SIG_IGN): every program in the sandbox would inherit that, and would not end on a signal.
         on_signal = (lambda: None) if os.getpid() == 1 else self._loop.stop
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, on_signal)
@@ -128,7 +128,7 @@ class Driver:
 
     def run(self) -> None:
         self._connection.start()
-        # As another process, it would reach those outside of its sandbox.
+        # As another process, the driver would reach processes outside of its sandbox.
         if wire.MEMORY_VARIABLE in os.environ and os.getpid() == 1:
             from decathlon_sandbox.memory import MemoryLimit
 

@@ -6,12 +6,12 @@ Both ends run `Lines`: it has no input or output, no clock and no thread. The ca
 `CHECK BODY\\n`: CHECK is the CRC-32 of BODY in 8 hexadecimal digits. Its initial value is the CHECK of the
 line before in that direction; for the first line it is the CRC-32 of the nonce of the attachment. So a line
 that was torn, glued to another, changed, doubled or written for another attachment is damaged, and so is the
-line after one that is missing: nothing can be lost without being noticed by the next line, and no line needs
-a number. After one that was lost every line is damaged, until the server attaches again.
+line after a missing line: the next line notices every loss, and no line needs a number. After a lost line
+every line is damaged, until the server attaches again.
 
 BODY is a JSON object (a message), or, with IDs in decimal,
   pending ID...    server to driver, the first line after `attach`: the requests whose responses it waits for
-  unknown ID...    driver to server, its answer: those of them that it has never received
+  unknown ID...    driver to server, its answer: requests that it has never received
   done ID...       server to driver: the responses to these are not needed any more
   lost             driver to server: a line was damaged, attach again
 
@@ -72,7 +72,7 @@ class Lines:
         self._read_check, self.reads = crc32(nonce), True
 
     def begin_writing(self, nonce: bytes) -> None:
-        """The next line is the first one that is written for this attachment."""
+        """The next line is the first that is written for this attachment."""
         self._write_check = crc32(nonce)
 
     def stop_reading(self) -> None:

@@ -15,7 +15,7 @@ from decathlon_sandbox.strict_json import JsonObject, as_list, as_object, encode
 
 METHOD_NOT_FOUND = -32601
 PROTOCOL_VERSION = "2025-11-25"
-"""Newest MCP revision with a handshake. A server may answer with an older one."""
+"""Newest MCP revision with a handshake. A server may answer with an older revision."""
 MAX_TOOL_PAGES = 1000
 MAX_ID_CHARACTERS = 20
 

@@ -1,9 +1,9 @@
 """Ends processes when the sandbox's memory is short, in a sandbox whose kernel does not.
 
-gVisor's kernel has no limit of its own: the machine's kernel would end it as a whole, the driver included.
-So the driver, which must be the sandbox's first process, looks at the memory in use. If that exceeds the
-limit, it stops all processes, kills those that have most, and lets the others go on. It looks again after the
-time that the fastest writer needs to fill what is free.
+gVisor's kernel has no limit of its own: the machine's kernel would end it as a whole, the driver included. So
+the driver, which must be the sandbox's first process, looks at the memory in use. If that exceeds the limit,
+it stops all processes, kills the largest, and lets the others go on. It looks again after the time that the
+fastest writer needs to fill what is free.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MemoryLimit:
             self._short_looks = 0
             seconds = min(max(free / FILL_BYTES_PER_SECOND, MIN_SECONDS), MAX_SECONDS)
         else:
-            # Also those that were started while the signal was sent to the others.
+            # Also processes that were started while the signal was sent to the others.
             signal_all(signal.SIGSTOP)
             finished_rounds, looks = divmod(self._short_looks, LOOKS_A_ROUND)
             if looks == 0:
@@ -68,7 +68,7 @@ def used_bytes() -> int:
 
 
 def signal_all(number: int) -> None:
-    """Send a signal to all processes but this one, the first."""
+    """Send a signal to all processes but this first process."""
     try:
         os.kill(-1, number)
     except ProcessLookupError:
@@ -76,14 +76,14 @@ def signal_all(number: int) -> None:
 
 
 def kill_largest_processes(excess_bytes: int, finished_rounds: int) -> None:
-    """Kill so many processes as have that much memory, but not this one.
+    """Kill processes that have this much memory together, but not this process.
 
     What they share is counted for each of them; so in later rounds less is expected of each. The task's
     servers are this process's children, and spared in the first rounds.
     """
     found: list[tuple[int, int]] = []
     for pid, process in read_processes().items():
-        # Besides the first process, those without a parent inside are the provider's, which copy files.
+        # Besides the first process, processes without a parent inside are the provider's, which copy files.
         if pid == os.getpid() or process.parent == 0 or process.ended:
             continue
         if finished_rounds < SPARING_ROUNDS and process.parent == os.getpid():

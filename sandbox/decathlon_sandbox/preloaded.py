@@ -97,7 +97,7 @@ class PreloadedStarts:
                 socket.send_fds(channel, [payload], theirs)
                 socket.send_fds(self._socket, [name.encode()[:256]], [end.fileno()])
         except OSError:
-            pass  # then the other end is closed too, and this one has an end
+            pass  # then the other end is closed too, and this socket has an end
         finally:
             end.close()
             for stream in theirs:

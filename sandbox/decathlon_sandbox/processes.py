@@ -63,7 +63,7 @@ class Process:
 
 
 def read_processes() -> dict[int, Process]:
-    """All processes by pid, also ended ones that were not reaped. Takes about 30 µs for each."""
+    """All processes by pid, zombies included. Takes about 30 µs for each."""
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
@@ -86,7 +86,7 @@ def read_environment(process: Process) -> bytes | None:
         return b""
     pid = process.pid
     if process.main_thread_ended:
-        # Only the other threads still have its memory, all the same one.
+        # Only the other threads still have its memory, all the same memory.
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
         except OSError:  # it has been reaped meanwhile
@@ -136,7 +136,7 @@ def children_by_parent(processes: Iterable[Process]) -> dict[int, list[int]]:
 
 
 def descendants(roots: Iterable[int], children: Mapping[int, Iterable[int]]) -> set[int]:
-    """The descendants of some processes, without those themselves."""
+    """The descendants of some processes, without these processes."""
     excluded = set(roots)
     found = set(excluded)
     pending = list(excluded)

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 Notify = Callable[[str, JsonObject], object]
 """Sends a notification, with its method and params."""
 OVERHEAD_BYTES = 100
-"""Counted for every response in addition to its length, so that many short ones are bounded too. About what
-an entry of a dictionary, its key and the header of a `bytes` object occupy."""
+"""Counted for every response in addition to its length, which bounds many short responses too. About what an
+entry of a dictionary, its key and the header of a `bytes` object occupy."""
 HIGH_WATER_BYTES = 8 << 20
 """Backpressure begins at so many bytes that the server may still need: twice the largest usual reply."""
 RESERVED_BYTES = 2 * HIGH_WATER_BYTES
 """Part of RESPONSE_BUFFER_BYTES that responses to large requests do not use: for the data of tunnels, which
-stops at HIGH_WATER_BYTES, for other notifications, and for small responses such as those to `ping`."""
+stops at HIGH_WATER_BYTES, for other notifications, and for small responses, such as to `ping`."""
 SMALL_METHODS = (wire.PING, wire.DIAL, wire.FORWARD, wire.RESOLVE, wire.SNAPSHOT, wire.FREEZE)
 """Methods whose responses are short. They do not wait behind large requests: a `ping` keeps the connection,
 and `freeze` ends calls."""
@@ -157,17 +157,17 @@ class Requests:
         self._begin = begin
         self._on_notification = on_notification
         self._used_ids = UsedIds()
-        # By id; those that wait are in the order of their arrival.
+        # By id, in the order of their arrival.
         self._waiting: dict[int, Request] = {}
         self._running: dict[int, Request] = {}
         self._reserved_bytes = 0
         self._is_beginning = False
-        # The ones that the server may need again.
+        # Responses that the server may need again.
         self._responses: dict[int, bytes] = {}
         self.response_bytes = 0
 
     def receive(self, payload: bytes) -> None:
-        """Handle a message. One that cannot be read, such as a number of 5,000 digits, fails its request."""
+        """Handle a message. An unreadable message, such as a number of 5,000 digits, fails its request."""
         try:
             # Unpaired surrogates are accepted: they may be part of a tool's arguments.
             message = json.loads(payload.decode("utf-8", "surrogatepass"))
@@ -188,7 +188,7 @@ class Requests:
         """The server waits for these responses only: name the requests that have never come, send the rest.
 
         Other responses are forgotten. Other requests of this server process have been cancelled while it was
-        not attached. Those of an earlier process go on: what it has started, its successor needs.
+        not attached. Requests of an earlier process go on: its successor needs what they do.
         """
         waited_for = set(pending)
         for request_id in (*self._waiting, *self._running):
@@ -209,7 +209,7 @@ class Requests:
                 self.response_bytes -= len(payload) + OVERHEAD_BYTES
 
     def begin_waiting(self) -> None:
-        """Begin the requests for which there is room. Large ones begin in the order of their arrival."""
+        """Begin the requests for which there is room. Large requests begin in the order of their arrival."""
         if self._is_beginning:
             return
         self._is_beginning = True
@@ -233,7 +233,7 @@ class Requests:
         return wire.RESPONSE_BUFFER_BYTES - used_bytes
 
     def _add(self, request_id: int, method: str, params: JsonObject) -> None:
-        """Begin a request, or keep it until there is room. One with an id that was used before never runs."""
+        """Begin a request, or keep it until there is room. A request with a used id never runs."""
         if self._used_ids.add(request_id):
             self._waiting[request_id] = Request(request_id, method, params, self._on_response)
             self.begin_waiting()

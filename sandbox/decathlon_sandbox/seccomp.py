@@ -6,7 +6,7 @@ Any process can change the limits and the scheduling of another process of the s
 setpriority(2), sched_setscheduler(2), ioprio_set(2)); with a CPU limit of zero the kernel kills even a first
 process. Limits belong to a whole process, and each of its threads has an id by which prlimit(2) finds it. So
 the filter refuses to set limits by any id but 0, the caller itself; limits of all processes can be read.
-Scheduling belongs to single threads: the filter refuses to change that of process 1 and of all processes of a
+Scheduling belongs to single threads: the filter refuses to change it for process 1 and for all processes of a
 user. Other ids are allowed, because pthread_setaffinity_np(3) needs them; a slowed thread of the driver
 delays its own sandbox only. Children inherit the filter and cannot remove it.
 
@@ -49,9 +49,8 @@ _BY_USER = {"setpriority": 2, "ioprio_set": 3}
 
 _BY_THREAD = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
 _SIGNALS = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-# Per architecture the numbers of prlimit64, of the calls in `_BY_THREAD`, of those in `_BY_USER`, and of
-# those in `_SIGNALS`. Those that a kernel serves besides its own are included: a program may use their calls
-# at any time.
+# By architecture the numbers of prlimit64 and of the calls in `_BY_THREAD`, `_BY_USER` and `_SIGNALS`.
+# Architectures that a kernel serves besides its own are included: a program may use their calls at any time.
 _NUMBERS = {
     0xC000003E: (302, 142, 144, 203, 314, 141, 251, 62, 234, 129, 297),  # x86-64
     0x40000003: (340, 154, 156, 241, 351, 97, 289, 37, 270, 178, 335),  # i386, on x86-64 kernels

@@ -73,10 +73,10 @@ class Servers:
         startup.begin()
 
     def _start_after(self, startup: Startup, request: Request, params: JsonObject) -> None:
-        """Start once another request, for some of the same servers, has ended; fails if that one fails."""
+        """Start once another request, for some of the same servers, has ended; fails with that request."""
 
         def go_on(error: RequestError | None) -> None:
-            # One that was cancelled says nothing about its servers.
+            # A cancelled request says nothing about its servers.
             if error is not None and error.code != wire.CANCELLED:
                 request.fail(error)
             elif not request.answered:

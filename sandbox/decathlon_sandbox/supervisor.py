@@ -37,8 +37,8 @@ ProcessTable = dict[int, Process]
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 KILL_SECONDS = 5.0
 KILL_ALL_SECONDS = 20.0
-"""The same for all processes: one that outlives it costs the agent its reward. On a machine on which hundreds
-of sandboxes end at once, a killed process can take longer than KILL_SECONDS to be gone."""
+"""The same for all processes: a process that outlives it costs the agent its reward. On a machine on which
+hundreds of sandboxes end at once, a killed process can take longer than KILL_SECONDS to be gone."""
 KILL_INTERVAL_SECONDS = 0.002
 LATE_KILL_INTERVAL_SECONDS = 0.05
 """Time between two rounds after KILL_SECONDS."""
@@ -63,7 +63,7 @@ def child_environment(extra: dict[str, str], cwd: str, *, minimal: bool = False)
     """
     own = os.environ
     if minimal:
-        # A value that starts with "()" is an exported shell function; the SDK leaves those out too.
+        # A value that starts with "()" is an exported shell function; the SDK leaves such values out too.
         names = [name for name in MINIMAL_VARIABLES if name in own and not own[name].startswith("()")]
         return {**{name: own[name] for name in names}, **extra}
     return {**{name: own[name] for name in own if name != wire.MEMORY_VARIABLE}, "PWD": cwd, **extra}
@@ -108,7 +108,7 @@ class ProcessSupervisor:
         self.exempt: frozenset[int] = frozenset()
         # Variables of the task's servers that their own settings can replace.
         self.server_variables: dict[str, str] = {}
-        # Processes that a run with `leave` started in the background, and the marks of those runs.
+        # Processes that a run with `leave` started in the background, and the marks of these runs.
         self._background: set[int] = set()
         self._background_marks: set[str] = set()
         self._mark = os.urandom(8).hex()
@@ -117,7 +117,7 @@ class ProcessSupervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
     def merge_memory(self) -> tuple[bool, bool]:
-        """Let the kernel merge equal pages with those of other sandboxes (KSM), and fix addresses.
+        """Let the kernel merge equal pages with other sandboxes' (KSM), and fix addresses.
 
         Pages of an interpreter are equal only if the pointers in them are. Merging holds for this process at
         once, and fixed addresses for every program that is executed; the driver's own are random. Returns
@@ -190,9 +190,9 @@ class ProcessSupervisor:
     def process_tree(self, child: Child) -> set[int]:
         """Living processes that `child` started, directly or not, daemons included.
 
-        These are its descendants, its session, and those of the driver's descendants with its mark. If no
-        other child runs, they are all of the driver's descendants: that finds processes that cleared their
-        environment too. Exempt and kept background processes belong to no tree.
+        These are its descendants, its session, and descendants of the driver with its mark. If no other child
+        runs, they are all of the driver's descendants: that finds processes that cleared their environment
+        too. Exempt and kept background processes belong to no tree.
 
         A mark decides only with which child a process of this sandbox ends; all of them end in `kill_all`.
         """
@@ -234,7 +234,7 @@ class ProcessSupervisor:
             self.exempt = frozenset(pid for pid in self.all_processes() if matches_command(pid, patterns))
 
     def all_processes(self) -> set[int]:
-        """Every living process that the driver may kill, exempt ones included.
+        """Every living process that the driver may kill, also exempt processes.
 
         As a machine's first process these are all processes except the driver itself.
         """
@@ -248,14 +248,14 @@ class ProcessSupervisor:
         self._kill_until_gone(lambda: self.process_tree(child), self._kill, lambda _: on_done())
 
     def kill_all(self, on_done: Callable[[set[int]], object]) -> None:
-        """Kill all processes but the exempt; `on_done` receives those still alive after KILL_ALL_SECONDS."""
+        """Kill all processes but the exempt; `on_done` receives survivors after KILL_ALL_SECONDS."""
         kill = self._kill if self.exempt else _kill_everything
         self._kill_until_gone(
             lambda: self.all_processes() - self.exempt, kill, on_done, limit_seconds=KILL_ALL_SECONDS
         )
 
     def kill_all_blocking(self) -> None:
-        """Kill all processes, exempt ones included, without the event loop: the driver's last action."""
+        """Kill all processes, also exempt processes, without the event loop: the driver's last action."""
         deadline = time.monotonic() + KILL_SECONDS
         while (alive := self.all_processes()) and time.monotonic() < deadline:
             _kill_everything(alive)

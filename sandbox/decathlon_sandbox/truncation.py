@@ -1,9 +1,9 @@
-"""Truncation of tool results that are too long for a conversation, as Toolathlon or toolathlon_gym does it.
+"""Truncation of tool results that are too long for a conversation, as in Toolathlon or toolathlon_gym.
 
-`cut` follows Toolathlon's `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py). The
-length is that of the text that Toolathlon's model would read: one content item as the JSON of the SDK's
-model, several as a JSON array. `shorten` follows toolathlon_gym's `_sanitize_tool_schemas`
-(utils/roles/task_agent.py). Results of local tools are never truncated.
+`cut` follows Toolathlon's `my_invoke_mcp_tool` (utils/openai_agents_monkey_patch/custom_mcp_util.py). It
+measures the text that Toolathlon's model would read: one content item as the JSON of the SDK's model, several
+as a JSON array. `shorten` follows toolathlon_gym's `_sanitize_tool_schemas` (utils/roles/task_agent.py).
+Results of local tools are never truncated.
 """
 
 from __future__ import annotations

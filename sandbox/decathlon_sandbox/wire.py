@@ -1,21 +1,19 @@
 """Wire protocol between the server and the driver: messages, limits, error codes and the bootstrap loader.
 
-Transport
----------
-The server writes to the driver's stdin and reads its stdout; the driver's stderr is a log. Messages are
-JSON-RPC 2.0 in UTF-8, without line feeds; `lines` describes the lines that carry them. A message from the
-server has at most MAX_LINE_BYTES. A response has at most MAX_RESPONSE_BYTES, unless a `call` allows more; one
-that would be longer is an error (code TOO_LONG). A notification has at most MAX_NOTIFICATION_BYTES; longer
-ones are dropped. So are notifications of the task's servers above NOTIFICATIONS_PER_SECOND, after
-NOTIFICATIONS_BURST of them, and while there is little room for responses.
+Transport --------- The server writes to the driver's stdin and reads its stdout; the driver's stderr is a
+log. Messages are JSON-RPC 2.0 in UTF-8, without line feeds; `lines` describes the lines that carry them. A
+message from the server has at most MAX_LINE_BYTES. A response has at most MAX_RESPONSE_BYTES, unless a `call`
+allows more; a longer response is an error (code TOO_LONG). A notification has at most MAX_NOTIFICATION_BYTES;
+longer notifications are dropped. So are notifications of the task's servers above NOTIFICATIONS_PER_SECOND,
+after NOTIFICATIONS_BURST of them, and while there is little room for responses.
 
 The stream may lose any bytes, may be cut inside a line, and may be opened again by the same server process or
 by another. The server sends `attach` on every stream, and again on the same stream if a line was damaged or
 no answer comes, and with it the ids of the requests that it waits for. The driver obeys the newest `attach`,
 unless its generation is lower than the current one: a server process has a higher generation than all before
-it, and one that was replaced gets `refused`. The driver answers with `attached`, and with the ids that it has
+it, and a replaced process gets `refused`. The driver answers with `attached`, and with the ids that it has
 never received, whose requests the server sends again. It sends the kept responses of the others, forgets
-every other response, and cancels the other requests of this server process: that one has cancelled them. So
+every other response, and cancels the other requests of this server process, as the server has done. So
 requests and responses survive a stream. Nothing else does: notifications may be lost, and tunnels are reset.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
@@ -33,8 +31,8 @@ is sent again, if the server has not named it in `done`; else the request is ans
 An id that was cancelled counts as used.
 
 A request begins only if the responses that are kept leave room in RESPONSE_BUFFER_BYTES for its longest
-response, in addition to those of all requests in progress. While much is kept or not written, the driver does
-not read the output of the task's servers and of tunnels.
+response, in addition to the responses of all requests in progress. While much is kept or not written, the
+driver does not read the output of the task's servers and of tunnels.
 
 Requests: params -> result
 --------------------------
@@ -86,7 +84,7 @@ Requests: params -> result
             with FILES if the clock was set back meanwhile.
 `merge`     {} -> {"merging": BOOL, "fixed_addresses": BOOL}
             Lets the kernel merge equal memory pages of the driver, and of what it starts from now on, with
-            those of other sandboxes, and fixes the addresses and the hash seed of the task's servers, so that
+            other sandboxes' pages, and fixes the addresses and the hash seed of the task's servers, so that
             their pages are equal. The result says which of the two the kernel and the sandbox allow.
 `define`    {"servers": [SERVER...]} -> {}
             Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
@@ -97,11 +95,11 @@ Requests: params -> result
             "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
             plus `env`. The program is looked up in the resulting PATH.
 `start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
-            Makes sure that these servers run. Those that do not are started, STARTS_AT_ONCE of them at a
-            time, initialized, and asked for their tools (all pages); the result has them only. Each has
-            `deadline_seconds` from the moment at which it is started. One that another request is starting
-            is waited for. One that ran and has ended fails the request (code SERVER, "ended": true in its
-            data), unless `again` is true. INFO: {"tools": [RAW...]}
+            Makes sure that these servers run. Servers that do not run are started, STARTS_AT_ONCE at a time,
+            initialized, and asked for their tools (all pages); the result has only these servers. Each has
+            `deadline_seconds` from its start on. A server that another request is starting is waited for. A
+            server that ran and has ended fails the request (code SERVER, "ended": true in its data), unless
+            `again` is true. INFO: {"tools": [RAW...]}
             A server that exits, answers with an error or is not initialized before the deadline fails the
             request (code SERVER) with data {"server": NAME, "stderr": STR (its end), "exit_code": INT | null
             (negative: the signal)}; all servers that the request was starting are then stopped, and another
@@ -113,16 +111,16 @@ Requests: params -> result
             unchanged, except that unpaired surrogates become U+FFFD. A reply of more than `max_bytes` is an
             error (TOO_LONG). With `cut`, a result whose text has more than that many characters is replaced
             by {"result": ...} with its beginning, and the response has a further member
-            "overlong": {"path": PATH | null, "characters": INT}. With `folder`, the text is that which
-            Toolathlon's model reads, and the whole of it is written to a new file there, PATH; without, it is
-            that of the content items, and what is cut off is dropped, as in toolathlon_gym.
+            "overlong": {"path": PATH | null, "characters": INT}. With `folder`, it is the text that
+            Toolathlon's model reads, and all of it is written to a new file there, PATH; without, it is the
+            text of the content items, and what is cut off is dropped, as in toolathlon_gym.
             `progress` and `message` notifications may come before the reply. A progress token in `params` is
             replaced on the way.
             Codes: TIMEOUT (the task's server receives a cancellation), SERVER (it exited, or its reply is not
             valid JSON; data as for `start`), TOO_LONG, FILES (the whole text cannot be written).
 `freeze`    {"spare": [PATTERN...]?} -> {"stderr": {NAME: STR...}}
             Kills every server and every other process of the sandbox except the driver. Permanent: `call` and
-            `start` fail with FROZEN from then on, also those in progress; `run` and `arrange` keep working.
+            `start` fail with FROZEN from then on, also in progress; `run` and `arrange` keep working.
             `stderr` has the end of what each server wrote there, if it wrote anything.
             Servers first have their stdin closed and get one second to exit, then SIGTERM and one more
             second, then SIGKILL. `spare` exempts processes that are running when the request arrives and

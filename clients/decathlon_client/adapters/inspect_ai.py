@@ -137,7 +137,8 @@ def _sample(task: values.Task) -> Sample:
     needs = [*task.servers, *task.local_tools, *(["network"] if task.network else [])]
     return Sample(
         id=task.id,
-        # The setup replaces it by the episode's prompt, which is the same unless this one is provisional.
+        # The setup replaces it by the episode's prompt, which is the same unless the prompt here is
+        # provisional.
         input=task.id if task.prompt is None or task.prompt_is_provisional else task.prompt,
         metadata={"suite": task.suite, "splits": list(task.splits), "needs": needs},
     )
@@ -333,7 +334,7 @@ def mean_of_epochs() -> Metric:
 
 @metric(name="stderr", scores="unreduced")
 def stderr_of_samples() -> Metric:
-    """The standard error of the mean over samples, each by the mean of its epochs; 0 for a single one."""
+    """The standard error of the mean over samples, each by the mean of its epochs; 0 for a single sample."""
 
     def stderr(scores: list[SampleScore]) -> float:
         by_sample: dict[Any, list[float]] = {}
@@ -375,7 +376,7 @@ def _mean(numbers: Sequence[float]) -> float:
 # Without reducers: they would compare it with 1, which only `success` is meant for.
 @scorer(metrics=[mean_of_epochs(), stderr_of_samples()])
 def reward() -> Scorer:
-    """Scores a sample by its reward, with the verdict as metadata; NaN for a lost one."""
+    """Scores a sample by its reward, with the verdict as metadata; NaN for a lost episode."""
 
     async def score(state: TaskState, target: Target) -> Score:
         raw = await _verdict(state)
@@ -388,7 +389,7 @@ def reward() -> Scorer:
 
 @scorer(metrics=[mean_of_samples(), stderr_of_samples()])
 def success() -> Scorer:
-    """1 if the evaluator was content, else 0; NaN for a lost one. `pass_at_3` and `pass_k_3` are of this."""
+    """1 if the evaluator was content, else 0; NaN if lost. `pass_at_3` and `pass_k_3` are of this."""
 
     async def score(state: TaskState, target: Target) -> Score:
         raw = await _verdict(state)

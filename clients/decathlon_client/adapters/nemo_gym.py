@@ -199,7 +199,7 @@ class ToolDecathlonResourcesServer(SimpleResourcesServer):
         return VerifyResponse.model_validate(body.model_dump() | result)
 
     async def close_resources_session(self, body: Session) -> Session:
-        """Close an Environment Server's session; also one that is closed, or was never seeded."""
+        """Close an Environment Server's session; also if it is closed, or was never seeded."""
         self._closed[body.resources_session_id] = time.monotonic()
         rollout = self._rollouts.pop(body.resources_session_id, None)
         if rollout is not None:
@@ -321,7 +321,7 @@ def write_folder(folder: Path, url: str, data: Iterable[JsonObject]) -> None:
                             "name": "tasks",
                             "type": "train",
                             "jsonl_fpath": str(folder / DATA),
-                            "license": "TBD",  # that of the tasks' suite, which this does not know
+                            "license": "TBD",  # the suite's license, which is not known here
                         }
                     ],
                 }

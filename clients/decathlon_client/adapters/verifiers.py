@@ -188,7 +188,7 @@ class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
             ]
         check_weights(config.task.rubric, tasks)
         for task in tasks:
-            # The harness shows the episode's prompt, which is the same unless this one is provisional.
+            # The harness shows the episode's prompt, which is the same unless the prompt here is provisional.
             prompt = task.id if task.prompt_is_provisional else task.prompt
             data = ToolDecathlonData(id=task.id, name=task.id, prompt=prompt, launch_time=task.launch_time)
             yield ToolDecathlonTask(data, config.task)

@@ -214,7 +214,7 @@ class BridgeHttpClient(httpx2.AsyncClient):
         async with self._renewing:
             if self._session_id != refused.headers[MCP_SESSION_ID]:
                 return True  # another request has renewed it
-            # At a task's address the session was an episode: another one would be another attempt, and
+            # At a task's address the session was an episode: another session would be another attempt, and
             # nobody would know.
             if "/tasks/" in self._url or self._initialize is None:
                 return False
@@ -262,7 +262,7 @@ class _LostError(ConnectionLostError):
 
 
 async def _whole_events(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """The bytes of an event stream in whole events, without the beginning of one that was cut off."""
+    """The bytes of an event stream in whole events, without the beginning of a cut event."""
     pending = bytearray()
     async for chunk in response.aiter_bytes():
         # Only the new bytes are searched: an event may be as long as the longest reply.

@@ -60,7 +60,7 @@ class Relay:
         """The bridge's own requests for the list of tools."""
         self._in_flight: set[types.RequestId] = set()
         self._renamed: dict[types.RequestId, types.RequestId] = {}
-        """The client's ids of requests that were sent under another one."""
+        """The client's ids of requests that were sent under another id."""
         self._calls: dict[types.RequestId, types.JSONRPCRequest] = {}
         """Calls without a session that are not answered yet."""
 

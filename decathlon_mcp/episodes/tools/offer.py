@@ -1,4 +1,4 @@
-"""Which tools an episode offers, and which of its servers start at set-up.
+"""The choice of an episode's tools, and of the servers that start at set-up.
 
 If the cache has the task's list, the episode offers the list from its first moment, in the queue too, and
 set-up starts only the servers that have to run. The list stays the episode's once a client has it. A server
@@ -104,7 +104,7 @@ class ToolOffer:
         return digest
 
     async def copy(self, tools: JsonObject) -> str:
-        """Offer these tools of another episode, of whose sandbox this one's is a copy.
+        """Offer these tools of another episode, from whose sandbox this episode's was copied.
 
         Unless the episode offers some already. Returns what `complete` returns.
         """
@@ -144,7 +144,7 @@ class ToolOffer:
         return ToolSession(driver, starts, truncation, self._factory.suite_hooks.call_filter(facts))
 
     async def _compare(self, root: PurePosixPath, name: str, info: ServerInfo | None) -> None:
-        """Compare the tools of a server that has started with the offered ones. `info`: see `Report`.
+        """Compare the tools of a server that has started with the offered tools. `info`: see `Report`.
 
         An agent may have changed them, which costs the next episode a set-up that starts all servers.
         """

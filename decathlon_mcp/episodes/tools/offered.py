@@ -113,7 +113,7 @@ class OfferedTools:
         self.servers = servers
         """The tools that each server has listed, unchanged."""
         self.local = local
-        """The tools of the suite's own code, which one of the servers runs."""
+        """The tools of the suite's own code, run by one of the servers."""
         claim, evaluate = claim_tool(names), evaluate_tool()
         self.claim_name: str = claim["name"]
         self._routes: dict[str, ToolRoute] = {}

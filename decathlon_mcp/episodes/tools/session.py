@@ -1,4 +1,4 @@
-"""The tools of a ready episode: what calls them, and what starts their servers, at a first call or ahead.
+"""The tools of a ready episode: calls of them, and starts of their servers, at a first call or ahead.
 
 A server that fails to start is started once more. If it fails again, the episode cannot go on: `failed` is
 set, for the runner. The server of the suite's local tools is an exception, because it is no server of the
@@ -41,7 +41,7 @@ not start at all."""
 
 @dataclass(slots=True)
 class _Server:
-    """`attempts`: starts that failed. `lock`: held while it starts."""
+    """State of one server. `attempts`: failed starts. `lock`: for starting it."""
 
     is_running: bool = False
     attempts: int = 0
@@ -54,7 +54,7 @@ class ServerStarts:
 
     `running`: names of servers that are known to run. Servers that an earlier server process has started may
     run too. `optional`: names of servers whose end or failed start is only an error of the call; the next
-    call starts them again. `turn`: held while a server starts; it may raise AtCapacityError.
+    call starts them again. `turn`: entered while a server starts; it may raise AtCapacityError.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ServerStarts:
                 raise DriverError(server.failure.message, **server.failure.data)
             async with self._turn():
                 # Shielded: a caller that is cancelled must not stop a server for which others wait. The end
-                # of the sandbox ends the start. One that is ahead ends with the attempt, before the sandbox.
+                # of the sandbox ends the start. A start ahead ends with the attempt, before the sandbox.
                 with anyio.CancelScope(shield=not ahead):
                     while not server.is_running:
                         await self._start(name, server, ahead=ahead)
@@ -181,7 +181,7 @@ class ToolSession:
     starts: ServerStarts
     """Starts the servers that do not run yet."""
     truncation: Truncation | None = None
-    """How overlong replies are shortened, except those of the suite's local tools; None: they are not."""
+    """How overlong replies are shortened, except for the suite's local tools; None: they are not."""
     call_filter: CallFilter | None = None
     """Changes the arguments of their tools. The suite's local tools are called as they are."""
 

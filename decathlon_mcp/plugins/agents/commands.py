@@ -1,4 +1,4 @@
-"""`run`, as the command line has it."""
+"""The command `run` with its options."""
 
 from __future__ import annotations
 

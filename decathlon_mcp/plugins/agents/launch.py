@@ -64,7 +64,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """Where a program is going to run. `address`: that of the episode there.
+    """Where a program is going to run. `address`: the episode's address there.
 
     `path`: the address's path. `listener`: the socket at the address, if it is this process's own.
     """
@@ -108,8 +108,8 @@ class RunningProgram:
 class NamespaceLauncher:
     """Runs programs that see this machine's own programs and their own, but nothing else of it.
 
-    They reach their episode and these endpoints. `hidden`: folders that are empty for them in any case.
-    Blocks while it is made: what they see is searched for traces of those. Raises ProviderUnavailableError.
+    They reach their episode and these endpoints. `hidden`: folders that are empty for them in any case. The
+    constructor blocks: it searches what programs see for traces of `hidden`. Raises ProviderUnavailableError.
     """
 
     isolation = "namespaces"

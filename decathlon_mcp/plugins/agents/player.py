@@ -60,18 +60,17 @@ class ProgramFailedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class AgentPlayer:
-    """Plays an attempt of a batch, see `Decathlon.batch`; returns the exit status, None if it was killed.
-
-    `variables`: see `choose_variables`. `seconds`: what an attempt may take. `shows_output`: whether the
-    program's output is also written to stderr, without control characters.
-    """
+    """Plays an attempt of a batch, see `Decathlon.batch`; returns the exit status, None if it was killed."""
 
     server: EmbeddedServer
     program: Program
     launcher: Launcher
     variables: Mapping[str, str]
+    """See `choose_variables`."""
     seconds: float
+    """Time limit of an attempt."""
     shows_output: bool
+    """Whether the program's output is also written to stderr, without control characters."""
     last_output: str = ""
     """The end of what the program wrote in the latest attempt that ended."""
 
@@ -202,8 +201,8 @@ MAX_DELAY_SECONDS = 60.0
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses after which the same request may succeed."""
 TOO_LONG = frozenset({400, 413, 422})
-"""With these an endpoint refuses a conversation that is too long. Those with a wrong request have them too,
-but are refused at the first turn."""
+"""With these an endpoint refuses a conversation that is too long. A wrong request has the same status, but is
+refused at the first turn."""
 _MESSAGE_CHARACTERS = 300
 
 
@@ -329,7 +328,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def model_endpoint(url: str | None) -> AsyncGenerator[Endpoint]:
-    """The endpoint at a URL, by default that of `OPENAI_BASE_URL` or OpenAI's. Raises BadRequestError."""
+    """The endpoint at a URL, by default at `OPENAI_BASE_URL`, else OpenAI's. Raises BadRequestError."""
     chosen = (
         (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/").removesuffix("/chat/completions")
     )

@@ -1,7 +1,7 @@
-"""Agent programs: which are known, how one is found here, and the files by which it finds its episode.
+"""Agent programs: presets of known programs, the search for a program, and files that lead it to its episode.
 
-Of a known program one version was checked: a scripted model was offered no tool but the task's and those that
-`docs/clients/agent-programs.md` lists. `configure` switches the program's own tools off by name, and
+Of a known program one version was checked: a scripted model was offered the task's tools and the list in
+`docs/clients/agent-programs.md`, no others. `configure` switches the program's own tools off by name, and
 another version may have others.
 """
 
@@ -45,7 +45,7 @@ class Preset:
     package: str
     """Its package on npm."""
     variables: Sequence[str]
-    """Beginnings of the variables that it gets beside those of every program: its model's address and key."""
+    """Prefixes of variables that only this program gets: its model's address and key."""
 
     def command_for(self, model: str | None) -> list[str]:
         """The command line, with the model if one is named."""
@@ -102,7 +102,7 @@ def version_in(output: bytes) -> str | None:
 class Program:
     """A command whose program was found.
 
-    `path`: the program's folders, for the variable PATH. `folders`: those that it needs to see. `prefixes`:
+    `path`: the program's folders, for the variable PATH. `folders`: folders that it needs to see. `prefixes`:
     folders of Pythons and virtual environments, of which it needs to see `host_files.python_files`.
     """
 
@@ -118,9 +118,9 @@ def find_program(
 ) -> Program:
     """The program of a command line. `shown`, `hidden`: folders that it shall see, and must not.
 
-    The folders of an npm package are its whole `node_modules`, those of a script also its interpreter's.
-    Neither `shown` nor a program's folder may have a hidden folder or its repository in it.
-    Raises BadRequestError if there is no such program, or if it could not be run in namespaces (`isolated`).
+    An npm package has its whole `node_modules`, a script also the folders of its interpreter. Neither `shown`
+    nor a program's folder may have a hidden folder or its repository in it. Raises BadRequestError if there
+    is no such program, or if it could not be run in namespaces (`isolated`).
     """
     found = shutil.which(command[0])
     if found is None:
@@ -202,7 +202,7 @@ def _pythons_of(program: Path) -> Iterator[Path]:
 
 
 def _folders_of(program: Path) -> Iterator[Path]:
-    """The folders that a program needs besides those of the system and of Pythons."""
+    """The folders that a program needs besides folders of the system and of Pythons."""
     real = program.resolve()
     if _is_in_environment(program) or _is_python(real):
         return
@@ -320,10 +320,11 @@ class Configuration:
 
 
 def choose_variables(program: str, options: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The user's variables that a program gets, and the names of those that it does not.
+    """The user's variables that a program gets, and the names of the withheld variables.
 
-    `options`: further ones, as NAME or NAME=VALUE. Of programs that are not known, each also gets those that
-    end in `BASE_URL_ENDING`. Raises BadRequestError for one that is not set, or that is not the user's.
+    `options`: further variables, as NAME or NAME=VALUE. A program without a preset also gets all variables
+    that end in `BASE_URL_ENDING`. Raises BadRequestError for a variable that is not set, or is not the
+    user's.
     """
     preset = PRESETS.get(program)
     passed = {

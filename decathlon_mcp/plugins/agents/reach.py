@@ -1,4 +1,4 @@
-"""What a program in namespaces can reach beside its episode: the endpoints of its model."""
+"""Endpoints of models, which a program in namespaces can reach besides its episode."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Endpoint:
 
 
 def read_endpoints(urls: Sequence[str], program: str, environment: Mapping[str, str]) -> list[Endpoint]:
-    """The endpoints of these URLs; without any, those of the program's variables, or else of a known one.
+    """The endpoints of these URLs; without any, of the program's variables, or else of a known program.
 
     The only URL `none` is for a program without a model. Raises BadRequestError for a URL that cannot be
     reached from the namespaces, and without any URL.
@@ -143,7 +143,7 @@ async def relay_connections(listener: socket.socket, endpoint: Endpoint, reached
 
     async with await SocketListener.from_socket(listener) as accepting, background_tasks() as tasks:
         while True:
-            # Before a connection is accepted: those that wait must not take the server's descriptors.
+            # Before a connection is accepted: waiting connections must not take the server's descriptors.
             await places.acquire()
             try:
                 client = await accepting.accept()

@@ -106,12 +106,13 @@ class RunOptions:
     jobs: int
     """Attempts at once."""
     seconds: float
-    """What an attempt may take."""
+    """Time limit of an attempt."""
     run: str | None
-    """The run's name; None for that of `default_run`."""
+    """The run's name; None for `default_run`."""
     url: str | None
     """A server that runs already; None for one in this process."""
     again_without_calls: bool
+    """Whether attempts without a call are played again."""
     as_json: bool
     launch_time: str | None
     labels: Mapping[str, str]
@@ -119,7 +120,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedProgram:
-    """A program that was found, with what it is started with."""
+    """A program that was found, and how it is started."""
 
     program: Program
     launcher: Launcher
@@ -367,7 +368,7 @@ def _print_result(result: Result[Any]) -> None:
 def _print_table(results: Attempts, attempts: int) -> None:
     """Print a line for each task with the reward of each attempt, and pass@1.
 
-    pass@1 is the mean over tasks of the share of attempts that succeeded, of those that have a verdict.
+    pass@1 is the mean over tasks of the share of successes among attempts with a verdict.
     """
     numbers = range(attempts)
     rows: list[list[str]] = []

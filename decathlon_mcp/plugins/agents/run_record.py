@@ -1,4 +1,4 @@
-"""What was played of a run, from the rows of a state folder: `run` plays only what is missing there."""
+"""The record of a run's attempts, from the rows of a state folder: `run` plays only missing attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent can do with a task's tools: read, change, write a file, run a command; and calls that fit."""
+"""Abilities of an agent by a task's tools: read, change, write a file, run a command; and calls that fit."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def path_argument(tool: Tool) -> str | None:
 
 
 class CallMaker:
-    """Makes arguments that fit a tool's schema, the same ones for the same seed.
+    """Makes arguments that fit a tool's schema, the same arguments for the same seed.
 
     `words`: texts that mean something to the task, such as names of its files.
     """

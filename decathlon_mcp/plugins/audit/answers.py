@@ -54,7 +54,7 @@ class Answers:
     workspace: tuple[str, ...]
     """Names of the files that an agent finds."""
     shared: frozenset[str] = frozenset()
-    """Those of the parts that are in the source of the suite's own servers: a reply may show them."""
+    """Parts that are also in the source of the suite's own servers: a reply may show them."""
 
     @property
     def searched(self) -> list[str]:

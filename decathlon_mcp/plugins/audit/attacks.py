@@ -46,7 +46,7 @@ class Attack(BaseModel):
     files: Mapping[str, str] = {}
     """The same without a shell: contents by their path in the workspace."""
     alone: bool = False
-    """Whether it excludes others in the same attempt; with git, only those in the same repository."""
+    """Whether it excludes others in the same attempt; with git, only others in the same repository."""
     server: bool = False
     """Whether it attacks the server or overloads a grader, so that one task of an audit is enough."""
     limited: bool = False
@@ -133,9 +133,9 @@ def shell_command(
     """An attack with the variables that it uses.
 
     `task`: the task's folder. `outputs`: names of files that the evaluator probably reads. `answers`: where
-    the grader has the right content of a file, if not in `groundtruth_workspace` under its name.
-    `program`: what the repository's program is, if not one that takes the answer. `repository`: its folder.
-    `content`: what a survivor writes into the outputs, if not what the grader has.
+    the grader has the right content of a file, if not in `groundtruth_workspace` under its name. `program`:
+    the repository's program, by default a program that takes the answer. `repository`: its folder. `content`:
+    what a survivor writes into the outputs, if not what the grader has.
     """
     truth = str(PurePosixPath(task, "groundtruth_workspace"))
     cases = "".join(f"{quote(name)}) echo {quote(path)};; " for name, path in (answers or {}).items())

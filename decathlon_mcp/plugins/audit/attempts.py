@@ -1,4 +1,4 @@
-"""The attempts of an audit. Each is an episode; one that has a verdict already is not played again."""
+"""The attempts of an audit. Each is an episode; an attempt with a verdict is not played again."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Attempt:
 
 @dataclass(slots=True)
 class Attempts:
-    """Plays the attempts of one audit at an open server, at most `places` at once.
-
-    `launch_times`: of all attempts at a task, so that they can be compared. `advance` is called after each.
-    """
+    """Plays the attempts of one audit at an open server, at most `places` at once."""
 
     d: Decathlon
     state: Path
     run: str
     launch_times: Mapping[str, str]
+    """Of all attempts at a task, so that they can be compared."""
     stored: dict[tuple[str, str], Attempt]
+    """Attempts that were played before, by task and policy."""
     places: anyio.CapacityLimiter
     advance: Callable[[str], None]
+    """Called after each attempt, with a line to show."""
 
     async def play(
         self, task: str, policy: str, play: Play, opened: Callable[[], None] = lambda: None

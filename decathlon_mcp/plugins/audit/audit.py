@@ -90,7 +90,7 @@ async def audit(settings: Settings, options: AuditOptions, report: Report) -> in
 
 
 def default_run(suites: Sequence[Suite]) -> str:
-    """The name of an audit's run: another one as soon as a suite's files are others."""
+    """The name of an audit's run: another name as soon as a suite's files change."""
     digest = hashlib.sha256(json.dumps([(suite.name, suite.revision) for suite in suites]).encode())
     return f"audit-{digest.hexdigest()[:8]}"
 
@@ -189,11 +189,14 @@ class _TaskAudit:
     report: Report
     findings: list[Finding] = field(default_factory=list[Finding])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
+    """What could not be checked, with the reason."""
     notes: list[str] = field(default_factory=list[str])
     rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """Of each policy; None for an attempt without a verdict."""
     cost: Cost | None = None
     target: Target | None = None
     empty: Attempt | None = None
+    """The attempt without a call."""
     looked: Attempt | None = None
     """The attempt of the calls that read."""
     abilities: Abilities = field(default_factory=Abilities)
@@ -202,6 +205,7 @@ class _TaskAudit:
     elsewhere: list[tuple[Attack, _TaskAudit]] = field(default_factory=list["tuple[Attack, _TaskAudit]"])
     """Attacks on the server, each with the task at which it is carried out."""
     unplayable: str = ""
+    """Why the task could not be played at all."""
     is_finished: bool = False
     """Whether all was tried but the attacks in `alone`."""
 
@@ -382,7 +386,7 @@ class _TaskAudit:
             await self._must_not_earn(what, attempt, "can be forged")
 
     async def _leaks(self, target: Target) -> None:
-        """Look for answers in the replies of those that only looked."""
+        """Look for answers in the replies of attempts that only looked."""
         if not target.answers.parts:
             self.skipped["leaks"] = "its checkout has no answer of 32 characters that is not in the prompt"
         stored = (self.attempts.stored.get((self.name, policy)) for policy in ("reads", "random"))
@@ -491,9 +495,9 @@ class _TaskAudit:
 
 
 def find_oracle(target: Target) -> list[Step] | None:
-    """The script that solves a task: a bundled one, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
+    """The script that solves a task: bundled, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
 
-    Raises SuiteError for one that cannot be read.
+    Raises SuiteError for an unreadable script.
     """
     suite, task = target.suite, target.task.id
     if suite.path == suite_path():

@@ -1,4 +1,4 @@
-"""`audit`, as the command line has it."""
+"""The command `audit` with its options."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def audit(
     policies
         What is tried. Can be repeated. [all but search]
     search
-        Also climb from random calls to better ones, where the reward is dense, with so many attempts.
+        Also climb from random to better calls, where the reward is dense, with so many attempts.
     jobs
         Attempts at once.
     run

@@ -1,6 +1,6 @@
-"""What a task costs: time, processor time and memory of an empty attempt, on an otherwise idle machine.
+"""The cost of a task: time, processor time and memory of an empty attempt, on an otherwise idle machine.
 
-And what a call costs, in the attempt that reads.
+The cost of a call is measured in the attempt that reads.
 """
 
 from __future__ import annotations

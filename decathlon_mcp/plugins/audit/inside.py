@@ -81,7 +81,7 @@ def set_clock_ahead(seconds):
 
     datetime.datetime, datetime.date = DateTime, Date
     build, originals = builtins.__build_class__, {id(kind): kind.__mro__[1] for kind in (Date, DateTime)}
-    # Classes of libraries derive from the original ones: they may have a metaclass of their own.
+    # Classes of libraries derive from the original classes: they may have a metaclass of their own.
     builtins.__build_class__ = lambda body, name, *bases, **more: build(
         body, name, *(originals.get(id(base), base) for base in bases), **more
     )
@@ -92,7 +92,7 @@ def main():
     order = json.loads(text)
     environment = order.pop("environment", None)
     if environment:
-        # Not that of what started this one: `uv run` would choose packages for another time zone.
+        # Not the environment of the parent: `uv run` would choose packages for another time zone.
         with open("/proc/self/cmdline", "rb") as file:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
         words[words.index(text)] = json.dumps(order)

@@ -1,4 +1,4 @@
-"""The policies: what an agent does that does not solve its task. None of them may earn a reward."""
+"""The policies: behaviours of an agent that does not solve its task. None of them may earn a reward."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Target:
 
     @property
     def usable(self) -> list[Tool]:
-        """The tools but those of the server itself."""
+        """The task's tools, without the server's own."""
         return [tool for tool in self.tools if "__" in tool.name and not tool.name.endswith(CLAIM)]
 
     def places(self, prompt: str) -> tuple[str, str]:
@@ -156,7 +156,7 @@ def _random_steps(target: Target, seed: str, count: int) -> list[Step]:
 
 
 def changed_steps(target: Target, steps: Sequence[Step], seed: str) -> list[Step]:
-    """Steps with one more, one less or another one: the neighbour that hill-climbing tries."""
+    """Steps with one added, removed or replaced: the neighbour that hill-climbing tries."""
     if not steps:
         return _random_steps(target, seed, RANDOM_CALLS)
     maker, changed = target.calls(seed), [*steps]

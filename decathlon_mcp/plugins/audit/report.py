@@ -1,4 +1,4 @@
-"""What an audit found, as people and programs read it."""
+"""The report of an audit, for people and for programs."""
 
 from __future__ import annotations
 
@@ -54,19 +54,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """The audit of one task.
-
-    `skipped`: what could not be checked, by its name, with the reason. `rewards`: of each policy; None for an
-    attempt without a verdict. `unplayable`: why it could not be played at all.
-    """
+    """The result of auditing one task."""
 
     task: str
     findings: tuple[Finding, ...]
     skipped: Mapping[str, str]
+    """What could not be checked, with the reason."""
     notes: tuple[str, ...]
     rewards: Mapping[str, float | None]
+    """Of each policy; None for an attempt without a verdict."""
     cost: Cost | None
     unplayable: str = ""
+    """Why the task could not be played at all."""
 
     @property
     def verdict(self) -> str:
@@ -95,22 +94,21 @@ class TaskReport:
 
 @dataclass(slots=True)
 class Report:
-    """Shows an audit as it goes, and prints its tables.
-
-    `again`, `state`: options by which other commands find the suite and the state folder, each after a blank.
-    `json_file` gets the whole as JSON when it is over.
-    """
+    """Shows an audit as it goes, and prints its tables."""
 
     again: str
+    """Options by which other commands find the suite, each after a blank."""
     state: str
+    """Options by which other commands find the state folder, each after a blank."""
     json_file: Path | None
+    """Gets the whole report when the audit is over."""
     tasks: list[TaskReport] = field(default_factory=list[TaskReport])
     finished: int = 0
-    """How many tasks are."""
+    """Number of finished tasks."""
     steps: int = 0
     """Parts of the audit that take similar time; more become known as it goes."""
     done: int = 0
-    """How many of these parts are."""
+    """Number of finished parts."""
     _run: str = ""
     _policies: Sequence[Policy] = ()
     _total: int = 0

@@ -1,4 +1,4 @@
-"""The same attempt graded again: as it was, in another language and zone, on one processor, and later."""
+"""Steadiness of verdicts: an attempt graded again, in another language and zone, on one processor, later."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TOGETHER = Variation(
     " under other conditions, each of which alone changes nothing",
     {name: value for variation in VARIATIONS[:-1] for name, value in variation.shim.items()},
 )
-"""All but the last, which excludes the one that reverses the order."""
+"""All but the last, which excludes the variation that reverses the order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Branches: episodes that start where another one stood after a call; what is asked of saved states."""
+"""Branches: episodes that start where another episode stood after a call; and requests for saved states."""
 
 from __future__ import annotations
 
@@ -325,10 +325,10 @@ def require_state_after(trajectory: Trajectory, last: int) -> None:
 async def play_again(
     episode: Episode, branch: Branch, session: ToolSession, source: Path | None, *, copied: int = 0
 ) -> None:
-    """Make the calls of the episode that this one branches from, before this one is ready.
+    """Make the calls of the episode that this episode branches from, before this episode is ready.
 
-    `source`: its folder. `copied`: the call after which its sandbox was copied; that one and those before
-    are not made, but written with their replies. Raises SetUpError for a reply that differs, if the branch
+    `source`: its folder. `copied`: the call after which its sandbox was copied; calls up to this number are
+    not made, but written with their replies. Raises SetUpError for a reply that differs, if the branch
     refuses that, and for calls that cannot be made or take too long; SandboxLostError.
     """
     if source is None:
@@ -353,7 +353,7 @@ async def play_again(
 
 
 def _copy(episode: Episode, branch: Branch, *lines: JsonObject) -> None:
-    """Write a call from both lines that it has in the other episode, of whose state this one is a copy.
+    """Write a call from both lines that it has in the other episode, of whose state this episode is a copy.
 
     Members of the lines may be `msgspec.Raw`, except for `seq`, `server`, `tool`, `failed` and `seconds`.
     Raises SetUpError if the trajectory has no room.

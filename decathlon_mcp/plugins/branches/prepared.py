@@ -58,7 +58,7 @@ class _Key:
 
 @dataclass(slots=True)
 class _Entry:
-    """`folder`: of the state, or where it was. `lock`: held while an episode makes the state."""
+    """`folder`: of the state, or where it was. `lock`: for making the state."""
 
     folder: Path | None = None
     retry_at: float = -math.inf
@@ -104,7 +104,7 @@ class PreparedTasks:
     async def _slot(self, key: _Key) -> AsyncGenerator[PreparedSlot]:
         """Wait until the task's state is saved, or until it is the episode's turn to save it.
 
-        In the latter case others wait until the body is left.
+        During its turn, others wait until the body is left.
         """
         entry = await self._entry(key)
         async with entry.lock:
@@ -174,7 +174,7 @@ class PreparedTasks:
                     await anyio.to_thread.run_sync(_remove, folder)
 
     async def _key(self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]) -> _Key | None:
-        """None if no state is saved for such an episode. `credentials`: those that the set-up unpacks."""
+        """None if no state is saved for such an episode. `credentials`: the set-up unpacks them."""
         factory, spec = episode.sandbox_factory, episode.spec
         if not (self._are_saved and spec.shares_launch_time):
             return None

@@ -51,14 +51,14 @@ from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 
 STILL_SECONDS = 60.0
-"""How long calls that run may take to end before a state is saved; later ones wait for that."""
+"""How long calls that run may take to end before a state is saved; later calls wait for that."""
 _log = logging.getLogger("decathlon.episodes")
 COPY_SECONDS = 20.0
 """How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
 
 
 class CallPauses:
-    """Times in which no call of an episode runs: new calls wait, those that were accepted before may end."""
+    """Times in which no call of an episode runs: new calls wait, calls that were accepted before may end."""
 
     def __init__(self, calls: EpisodeCalls) -> None:
         self.on_still: Callable[[], None] | None = None
@@ -84,9 +84,9 @@ class CallPauses:
 
     @asynccontextmanager
     async def pause(self, seconds: float) -> AsyncGenerator[int | None]:
-        """Pause calls in the body, and wait for the end of those that run.
+        """Pause calls in the body, and wait for the end of running calls.
 
-        Yields the number of the last one, or None if one has run for longer than `seconds`.
+        Yields the number of the last call, or None if a call has run for longer than `seconds`.
         """
         last = self.begin()
         try:
@@ -214,7 +214,7 @@ class EpisodeSnapshots:
     async def take(self) -> SavedState:
         """Save the state after the newest call, unless it is there.
 
-        Calls that run may end before, and further ones wait. Raises BadRequestError if the attempt is not
+        Calls that run may end before, and further calls wait. Raises BadRequestError if the attempt is not
         open, NotRunnableError if its states are not saved here, and SnapshotError, LimitExceededError or
         SandboxLostError if that fails.
         """
@@ -301,7 +301,7 @@ async def begin_as_copy(
             if state.sealed:
                 await _copy_sealed(start, state)
             tools = await start.offer.copy(state.tools)
-            # It is a branch, if at all, of another episode than the one that was saved.
+            # It is a branch, if at all, of another episode than the saved episode.
             facts = {name: fact for name, fact in state.progress.items() if name != "branch"}
             episode.records.note_facts(**{"prepared": prepared, **facts})
             if exact:

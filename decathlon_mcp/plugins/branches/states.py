@@ -2,10 +2,10 @@
 
 They are in the folders of their episodes, and deleted with these: `snapshots/<call>/` is a sandbox as it was
 after that call, `snapshots/<call>.json` the rest. Without the second file, the first is unfinished. The
-states of tasks that are set up (`prepared`) are kept in the same way, in folders of their own.
-States only save time, so that the oldest are deleted where there are too many; one of a task counts as new
-when it is copied. Those of the token that has most go first: with N tokens that have states, each can keep an
-N-th of the space whatever the others save.
+states of tasks that are set up (`prepared`) are kept in the same way, in folders of their own. States only
+save time, so that the oldest are deleted where there are too many; one of a task counts as new when it is
+copied. States of the token that has most go first: with N tokens that have states, each can keep an N-th of
+the space whatever the others save.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ _log = logging.getLogger("decathlon.storage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """One state of an episode.
-
-    `folder`: the snapshot of its sandbox. `at`: the call after which it was saved; 0: none. `provider`,
-    `wire_version`, `generation`: of the sandbox, its driver, and the server that the driver knows.
-    `progress`: the episode's facts. `tools`: what it offers. `sealed`: whether there is a `SEALED_FILE`.
-    `token`: whose share of the space it uses; None if there is nobody to share with.
-    """
+    """One state of an episode."""
 
     folder: Path
+    """The snapshot of its sandbox."""
     at: int
+    """The call after which it was saved; 0: none."""
     provider: str
     wire_version: int
     generation: int
+    """Of the server that the driver knows."""
     size_bytes: int
     sealed: bool
+    """Whether there is a `SEALED_FILE`."""
     token: str | None = None
+    """Whose share of the space it uses; None if there is nobody to share with."""
     progress: JsonObject = field(default_factory=dict[str, object])
+    """The episode's facts."""
     tools: JsonObject = field(default_factory=dict[str, object])
+    """Tools that the episode offers."""
 
     @property
     def task_folder_archive(self) -> Path:
@@ -93,7 +94,7 @@ class _Kept:
 
 
 class SavedStates:
-    """Those of all episodes in a folder. All methods but `room` block.
+    """The saved states of all episodes in a folder. All methods but `room` block.
 
     `max_bytes`: of all together; with 0 none is saved. `kept`: how many of each episode. `disk`: of the
     folder.
@@ -154,8 +155,8 @@ class SavedStates:
     def add(self, state: SavedState, task_folder_archive: Path | None) -> None:
         """Keep a state whose snapshot is there; `task_folder_archive`: its `SEALED_FILE`. Deletes others.
 
-        Raises LimitExceededError for one that is too large, alone or beside what other tokens keep of their
-        shares, and OSError; then it is not kept.
+        Raises LimitExceededError for a state that is too large, alone or beside what other tokens keep of
+        their shares, and OSError; then it is not kept.
         """
         with self._lock:
             try:
@@ -227,7 +228,7 @@ class SavedStates:
 def _first_to_go(known: Mapping[Path, _Kept]) -> Path:
     """The oldest state of the token that has most.
 
-    That one is over its share where all states are too many.
+    This token is over its share where all states are too many.
     """
     used: Counter[str | None] = Counter()
     for kept in known.values():

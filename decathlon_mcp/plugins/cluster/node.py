@@ -1,4 +1,4 @@
-"""One node of a cluster: what the cluster's scheduler passes to a server on this machine.
+"""One node of a cluster, which passes requests from the cluster's scheduler to a server on this machine.
 
 The scheduler chooses a node for each request; the node passes `POST /episodes` to its server. All other
 requests about an episode go from the client to the server directly, at the address in the first line.
@@ -122,7 +122,7 @@ class Node:
 class _ForwardedEpisode(Response):
     """The response of the node's server to `POST /episodes`.
 
-    If the server dies and comes back, its next response goes on in the same one.
+    If the server dies and comes back, its next response goes on in the same stream.
     """
 
     def __init__(self, http: httpx2.AsyncClient, url: str, body: bytes, headers: dict[str, str]) -> None:

@@ -33,7 +33,7 @@ from decathlon_mcp.settings import Settings
 RESOURCE = "decathlon"
 """The custom resource of a node with a server: `ray start --resources '{"decathlon": 1}'`."""
 MAX_QUEUED_REQUESTS = 4096
-"""Starts that may wait for a place; Serve refuses more. It counts those that it has not placed yet."""
+"""Starts that may wait for a place; Serve refuses more. Serve counts only starts without a place."""
 OTHER_REQUESTS = 8
 """Requests at the same time for each replica that are not episodes."""
 START_SECONDS = 120.0
@@ -100,7 +100,7 @@ def _flag(name: str, value: object) -> list[str]:
 
 
 def _settings(flags: list[str]) -> Settings:
-    """The settings of a server with these options. Exits with a message for one that is not valid."""
+    """The settings of a server with these options. Exits with a message for an invalid option."""
     _, bound, _ = command_line.parse_args(["serve", *flags])
     return bound.arguments.get("settings", SERVER_DEFAULTS)
 
@@ -195,7 +195,7 @@ class ServerProcess:
         self.url = ready.read_text().strip()
 
     def check(self) -> None:
-        """Raises RuntimeError if it has ended. One that crashes is started again by its supervisor."""
+        """Raises RuntimeError if it has ended. After a crash, its supervisor starts it again."""
         if (status := self._process.poll()) is not None:
             raise RuntimeError(f"the node's server has ended with status {status}")
 

@@ -1,4 +1,4 @@
-"""Checks of how sandboxes are opened and end, also when that is cancelled."""
+"""Checks of opening and ending sandboxes, also when cancelled."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ ALL_CHECKS: tuple[Check, ...] = CHECKS + COMMAND_CHECKS
 SNAPSHOT_CHECKS: tuple[Check, ...] = tuple(snapshot_checks)
 """Checks for providers whose sandboxes can be saved."""
 SURVIVAL_CHECKS = frozenset(survival_checks)
-"""Those that need sandboxes that outlive their server."""
+"""Checks whose sandboxes must outlive their server."""
 
 
 def checks_for(
@@ -89,7 +89,7 @@ def checks_for(
 
 
 async def failed_checks(target: ProviderUnderTest) -> Mapping[str, Exception]:
-    """Run all checks that apply; the errors of those that failed, by name. Empty if the provider conforms."""
+    """Run all checks that apply; the errors of failed checks, by name. Empty if the provider conforms."""
     failures: dict[str, Exception] = {}
     snapshots = snapshots_of(target.provider) is not None
     for check in checks_for(

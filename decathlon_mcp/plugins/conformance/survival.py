@@ -222,7 +222,7 @@ async def sandbox_that_does_not_survive_ends_with_its_server(target: ProviderUnd
 
 @registered(seconds=60, survival=True)
 async def sweep_keeps_the_sandboxes_that_it_is_given(target: ProviderUnderTest) -> None:
-    """`sweep` spares sandboxes with a name in `keep` and those that this provider has reattached."""
+    """`sweep` spares sandboxes with a name in `keep`, and sandboxes that this provider has reattached."""
     removed, kept, reattached = (target.new_spec(survives=True) for _ in range(3))
     await target.leave_behind([removed, kept, reattached], "none")
     async with target.provider.reattach(target.former_owner, reattached) as sandbox:

@@ -1,4 +1,4 @@
-"""What checks are made of: the provider that is checked, their register, the first process and archives."""
+"""The target of checks, a provider; and the register, the first process and the archives of checks."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ killed. `copy` has each replaced by a copy of the same name. The snapshots are i
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderUnderTest:
-    """A provider to check. It must be entered, and have no sandbox open.
-
-    `create_second` makes another provider of the same owner on the same machine. `leave_behind` opens
-    sandboxes in a server with the owner `former_owner` and kills that server with SIGKILL, after it has done
-    to each what the given step says. `resources` lists everything on the machine that belongs to both owners'
-    sandboxes (containers, processes, folders). `scratch` is an existing folder for archives. `runs_commands`
-    is false for a fake, whose only first process is one that answers as `PROBE_COMMAND` does. `survives` is
-    that of the provider's `ProviderPlugin`. `network` is that of the sandboxes that the checks open.
-    """
+    """A provider to check. It must be entered, and have no sandbox open."""
 
     owner: str
     provider: Provider
     create_second: Callable[[], Provider]
+    """Makes another provider of the same owner on the same machine."""
     former_owner: str
     leave_behind: Callable[[Sequence[SandboxSpec], LastStep], Awaitable[None]]
+    """Opens sandboxes in a server of `former_owner`, takes each to the given step, and kills the server
+    (SIGKILL)."""
     resources: Callable[[], Awaitable[Collection[str]]]
+    """Lists all containers, processes and folders of both owners' sandboxes on the machine."""
     scratch: Path
+    """An existing folder for archives."""
     image: str | None = None
     root: PurePosixPath = ROOT
     runs_commands: bool = True
+    """False for a fake, whose only first process answers as `PROBE_COMMAND` does."""
     survives: bool = True
+    """As in the provider's `ProviderPlugin`."""
     network: Network = "none"
+    """The network of the sandboxes that the checks open."""
 
     def new_spec(self, command: tuple[str, ...] = PROBE_COMMAND, *, survives: bool = False) -> SandboxSpec:
         """A sandbox with a new name."""
@@ -115,8 +115,8 @@ def registered(
 ) -> Callable[[Check], Check]:
     """Register a check and give it a time limit.
 
-    `commands`: it needs a provider that runs commands. `survival`: one whose sandboxes outlive their server.
-    `snapshots`: one that runs commands, and whose sandboxes can be saved.
+    `commands`: it needs a provider that runs commands. `survival`: a provider whose sandboxes outlive their
+    server. `snapshots`: a provider that runs commands, and whose sandboxes can be saved.
     """
 
     def decorate(check: Check) -> Check:

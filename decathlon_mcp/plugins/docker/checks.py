@@ -1,4 +1,4 @@
-"""What `doctor` checks of an engine: its limit of open files, its runtime, and its disk."""
+"""Checks of an engine for `doctor`: its limit of open files, its runtime, and its disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decathlon_mcp.types import JsonObject, as_object
 DESCRIPTORS_PER_CONTAINER = 12
 """File descriptors of the engine's process for a container with an attached stream. Measured: 8."""
 ENGINE_DESCRIPTORS = 256
-"""Those that it needs without containers."""
+"""File descriptors that it needs without containers."""
 FREE_BYTES = 2 << 30
 _CREDENTIALS = struct.Struct("iii")
 

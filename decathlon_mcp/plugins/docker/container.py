@@ -60,8 +60,8 @@ class Container:
     `exists`: it was opened by another server, whose label is `owner`.
     """
 
-    # Cancelling the task that waits for a thread does not stop the thread. So `remove` waits for an `open`
-    # in progress, and forbids one that has not begun yet.
+    # Cancelling the task that waits for a thread does not stop the thread. So `remove` waits for an `open` in
+    # progress, and forbids an `open` that has not begun yet.
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Container:
                 self._attach(api)
 
     def attach(self, api: Api) -> socket.socket:
-        """Attach the stream again; returns its new socket and closes the one before.
+        """Attach the stream again; returns its new socket and closes the old socket.
 
         Raises SandboxLostError if the container has ended or is paused; APIError.
         """
@@ -404,9 +404,9 @@ def merging_profile() -> str:
 
     It is Docker's default and one more value for personality(2), 0x40000 (ADDR_NO_RANDOMIZE), so that
     processes can have fixed addresses. An engine's default can be replaced but not extended: `seccomp.json`
-    is that of Docker Engine 28.5.2 (github.com/moby/profiles, seccomp/v0.1.0, under the Apache License 2.0)
-    with one rule added. The engine reduces it to the capabilities of the container, as it does with its own.
-    Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of
+    is the default of Docker Engine 28.5.2 (github.com/moby/profiles, seccomp/v0.1.0, under the Apache License
+    2.0) with one rule added. The engine reduces it to the capabilities of the container, as it does with its
+    own. Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of
     merging until the copy is replaced.
     """
     text = (resources.files("decathlon_mcp.plugins.docker") / "seccomp.json").read_text("utf-8")

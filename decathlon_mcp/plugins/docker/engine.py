@@ -201,7 +201,7 @@ def engine_version(api: Api) -> str:
 def live_restore_keeps_auto_remove(api: Api) -> bool:
     """Whether this engine, started again with live-restore, keeps running containers with `AutoRemove`."""
     # Fixed by moby #46857, released with 24.0.8 and 25.0.0. Before, such containers were removed. A version
-    # that is no number ("dev", another engine) counts as one without the fix: nothing is lost by that.
+    # that is no number ("dev", another engine) counts as a version without the fix: nothing is lost by that.
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", engine_version(api))
     return match is not None and tuple(map(int, match.groups())) >= (24, 0, 8)
 

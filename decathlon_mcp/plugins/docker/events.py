@@ -1,8 +1,8 @@
 """Follows the engine's events, to know how containers exit."""
 
 # Most containers are removed as they exit (`AutoRemove`), so they cannot be inspected afterwards: only the
-# events have the exit code. One request follows all containers of a server, and those of others, because a
-# server also has containers that it has reattached, which are labelled with another owner.
+# events have the exit code. One request follows all containers of all servers, because a server also has
+# containers that it has reattached, which are labelled with another owner.
 
 from __future__ import annotations
 

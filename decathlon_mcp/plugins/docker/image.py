@@ -56,7 +56,7 @@ def find_image(api: Api, name: str) -> Image:
 
 
 def images_on_engine(names: Iterable[str]) -> frozenset[str]:
-    """Those of the images that the engine has; none if no engine answers. Blocks, for some 2 s at most."""
+    """The images that the engine has, of these; none if no engine answers. Blocks, for some 2 s at most."""
     try:
         with closing(Engine().new_api()) as api:
             return frozenset(name for name in names if _is_there(api, name))

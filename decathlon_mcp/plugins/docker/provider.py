@@ -68,11 +68,11 @@ _log = logging.getLogger(__name__)
 class DockerProvider(BaseProvider):
     """Opens sandboxes as containers labelled with `owner`.
 
-    `network` is the engine's network for sandboxes with outbound access; one that an operator created also
-    resolves the names of the containers on it. `runtime`: the engine's runtime for them, by its name there;
-    None for the engine's default. `at_once` bounds how many sandboxes are being opened, and how
-    many removed, at the same time. `engine`: another than DOCKER_HOST names. `max_sandboxes`: for how many
-    the engine must be able to open files.
+    `network` is the engine's network for sandboxes with outbound access; an operator's network also resolves
+    the names of the containers on it. `runtime`: the engine's runtime for them, by its name there; None for
+    the engine's default. `at_once` bounds how many sandboxes are being opened, and how many removed, at the
+    same time. `engine`: another than DOCKER_HOST names. `max_sandboxes`: for how many the engine must be able
+    to open files.
 
     A subclass for an engine that differs replaces `sandbox_type`, `exit_events` and the checks.
     """

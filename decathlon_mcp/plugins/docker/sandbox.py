@@ -54,7 +54,7 @@ _FAULTS_OF_THE_MACHINE = (
 """Ends of the engine's messages about an archive that it could not unpack, which no path in it caused. What
 is in a container can only choose what precedes them."""
 _ERRORS_OF_THE_DISK = ("read-only file system", "input/output error")
-"""Those of them that nothing in a container can cause, however much it uses."""
+"""Ends of messages that nothing in a container can cause, however much it uses."""
 _FRAME_HEADER_BYTES = 8
 _CHUNK_BYTES = 1 << 17
 _STDERR = 2

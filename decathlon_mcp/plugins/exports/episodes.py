@@ -1,4 +1,4 @@
-"""An episode as programs outside get it: by its public id, with its signed verdict, and without handles."""
+"""Episodes for programs outside: by their public id, with their signed verdicts, and without handles."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def finished_episodes(
 ) -> list[str]:
     """Public ids of the finished episodes of a run, or of all. Without branches and replays.
 
-    Those of a `group` follow each other, the oldest first.
+    Episodes of a `group` follow each other, the oldest first.
     """
     every = history.all_episodes(EpisodeQuery(run=run, live=False))
     found = [(group(summary), summary.public_id) for summary in every]
@@ -93,7 +93,7 @@ def finished_episodes(
 
 
 def read_episodes(history: EpisodeHistory, public_ids: list[str]) -> Iterator[ExportedEpisode]:
-    """The episodes, one at a time in memory, without those that were deleted meanwhile."""
+    """The episodes, one at a time in memory, without episodes that were deleted meanwhile."""
     for public_id in public_ids:
         details = history.episode(public_id)
         if details is not None:
@@ -120,7 +120,7 @@ def entry_to_json(entry: CallEntry | NoteEntry) -> JsonObject:
 
 
 def value_of(text: Text | None) -> Any:
-    """The value of JSON text; one that was cut, or is no JSON, is `{"text", "truncated", "size_bytes"}`."""
+    """The value of JSON text; for a cut text or none of JSON, `{"text", "truncated", "size_bytes"}`."""
     if text is None:
         return None
     if not text.truncated:

@@ -97,7 +97,7 @@ def export(
 
 
 PARTIAL, OLD = ".partial", ".old"
-"""Endings of the hidden names of a folder that is being written, and of one that is being replaced."""
+"""Endings of the hidden names of a folder that is being written, or replaced."""
 _PACKAGES = {"parquet": ("pyarrow", "export"), "inspect": ("inspect_ai", "inspect")}
 """What a format needs: the package, and the extra that has it."""
 

@@ -50,7 +50,7 @@ INSTRUCTION = """{prompt}
 Everything that this task names, its folder included, is reached with the tools of the MCP server `{server}`.
 Nothing of it is in this container.
 """
-# Its health is not that of a server. NONE instead would make `docker compose up --wait` fail.
+# Its health is not a server's. NONE instead would make `docker compose up --wait` fail.
 DOCKERFILE = """FROM {image}
 COPY test.sh key.json /tests/
 ENTRYPOINT []
@@ -158,7 +158,7 @@ def _task_toml(suite: Suite, task: Task, settings: Settings, options: HarborOpti
 
 
 def _toml(value: object) -> str:
-    # Strings, numbers and lists of JSON are those of TOML, but for surrogates of characters beyond 16 bits.
+    # Strings, numbers and lists of JSON are also TOML, but for surrogates of characters beyond 16 bits.
     return json.dumps(value, ensure_ascii=False)
 
 

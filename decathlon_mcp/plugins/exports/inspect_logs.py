@@ -3,8 +3,8 @@
 A sample is an episode, its epoch the number of the attempt at its task. A lost episode is a sample with an
 error and without scores. Long replies are cut: inspect-ai has a log wholly in memory.
 
-Messages are there twice: inspect-ai shows those of a sample, but its data frames read those that its events
-have. Each message of the assistant is an event of the model, and each call one of a tool.
+Messages are there twice: inspect-ai shows a sample's messages, but its data frames read its events' messages.
+Each message of the assistant is an event of the model, and each call an event of a tool.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _CONFIG = GenerateConfig()
 
 @dataclass(slots=True)
 class _Log:
-    """Samples of a run and a model that are not written yet. `epochs`: those used, also in earlier logs."""
+    """Samples of a run and a model that are not written yet. `epochs`: used numbers, also in earlier logs."""
 
     run: str
     model: str
@@ -83,18 +83,18 @@ class _Log:
 
 @dataclass(slots=True)
 class _Conversation:
-    """The messages of an episode, and its events. `start`: of the episode, in Unix seconds.
-
-    `left_out`: the number of calls and notes that are not there.
-    """
+    """The messages of an episode, and its events."""
 
     public_id: str
     model: str
     start: float
+    """Of the episode, in Unix seconds."""
     messages: list[ChatMessage] = field(default_factory=list[ChatMessage])
     events: list[Event] = field(default_factory=list[Event])
     left_out: int = 0
+    """Number of calls and notes that are not there."""
     entries: int = 0
+    """Number of notes and calls."""
     text_bytes: int = 0
 
     @property
@@ -190,7 +190,7 @@ def log_of(summary: EpisodeSummary) -> tuple[str, str]:
 
 
 def write_inspect_logs(episodes: Iterable[ExportedEpisode], folder: Path) -> int:
-    """Write the logs into a folder; the number of episodes. Those of a log must follow each other."""
+    """Write the logs into a folder; the number of episodes. A log's episodes must follow each other."""
     count = 0
     for key, group in groupby(episodes, lambda episode: log_of(episode.details.summary)):
         log = _Log(*key)

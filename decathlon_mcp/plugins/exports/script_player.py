@@ -38,7 +38,7 @@ def call(address: str, number: int, params: dict[str, object]) -> None:
         "Mcp-Name": str(params["name"]),
     }
     sent = urllib.request.Request(address, json.dumps(request).encode(), headers)
-    # Without a proxy: the address is that of a container on the same network.
+    # Without a proxy: the address belongs to a container on the same network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(sent, timeout=TIMEOUT_SECONDS) as reply:
         sys.stdout.write(f"{params['name']}: {reply.read().decode()}\n")

@@ -1,1 +1,1 @@
-"""Sandboxes that each have a kernel of their own, gVisor's."""
+"""Sandboxes with a kernel of their own, gVisor's."""

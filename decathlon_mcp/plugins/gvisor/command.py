@@ -1,7 +1,7 @@
-"""Command lines for one sandbox: bubblewrap's, runsc's inside of it, and those for programs in the sandbox.
+"""Command lines for one sandbox: for bubblewrap, for runsc inside of it, and for programs in the sandbox.
 
 bubblewrap gives runsc namespaces in which it is root, and nothing of this machine but its own program and the
-image. So neither needs to be root here, and what leaves gVisor's kernel is still in those namespaces.
+image. So neither needs to be root here, and what leaves gVisor's kernel is still in bubblewrap's namespaces.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ OPTIONS = (
     f"--root={STATE}",
     # Loopback only, and nothing of the namespaces' network.
     "--network=none",
-    # Those of all of runsc's processes are set outside.
+    # The groups of all of runsc's processes are set outside.
     "--ignore-cgroups",
     "--platform=systrap",
     # The home is a folder of the image: what is written there stays in the sandbox's memory.
     "--overlay2=all:memory",
 )
-"""A saved sandbox can only be restored with the same ones."""
+"""A saved sandbox can only be restored with the same options."""
 PYTHON = "python3"
 OPEN_FILES = 1 << 20
 """As in a container."""
@@ -52,7 +52,7 @@ _PROGRAM = program_inside("decathlon_mcp.plugins.gvisor")
 _NAMESPACES = ("user", "pid", "ipc", "uts", "net")
 PROGRAM = "runsc"
 MINIMAL_VERSION = 20240729
-"""The release that was tried, and the oldest one with all options."""
+"""The tested release, and the oldest with all options."""
 INSTALL_RUNSC = (
     "install runsc of 2024-07-29 or later: apt-get install runsc on Debian 13, otherwise see "
     "https://gvisor.dev/docs/user_guide/install"
@@ -81,12 +81,12 @@ def outer_command(
     saved: Path | None = None,
     snapshot: Sequence[tuple[str, int]] = (),
 ) -> tuple[list[str], Sequence[int]]:
-    """The command line of bubblewrap, and descriptors of further files that it needs; `stack` closes those.
+    """The command line of bubblewrap, and descriptors of further files for it, which `stack` closes.
 
-    `status`: bubblewrap writes there which process is the first one, and its exit code. `started`: runsc
-    writes something there when gVisor's kernel runs. `log`: a file in which runsc notes how the sandbox's
-    first process ended. `saved`: the folder that is `SAVED` for runsc. `snapshot`: names and descriptors of
-    the files from which the sandbox is restored.
+    `status`: bubblewrap writes the first process's number and exit code there. `started`: runsc writes
+    something there when gVisor's kernel runs. `log`: a file in which runsc notes how the sandbox's first
+    process ended. `saved`: the folder that is `SAVED` for runsc. `snapshot`: names and descriptors of the
+    files from which the sandbox is restored.
     """
     copied = CopiedFiles(stack)
     bundle = json.dumps(bundle_config(spec, image)).encode()

@@ -1,6 +1,6 @@
 """Program in a sandbox of gVisor: unpacks and packs files, stops processes, and protects the first process.
 
-Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, standard library. Subcommands:
+Sent to the sandbox as text, after `inside_archives`: Python 3.10, standard library. Subcommands:
 
     first ROOT FILTER COMMAND...
                          become COMMAND, the sandbox's first process, in the folder ROOT, without capabilities
@@ -8,7 +8,7 @@ Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, stand
     unpack ROOT          unpack the tar on stdin into ROOT
     pack ROOT ENTRIES NAME_BYTES
                          write the tar of ROOT to stdout, unless it has more entries, or bytes of names
-    stop SECONDS         stop all processes but those that a server runs, as this one, write `STOPPED`, and
+    stop SECONDS         stop all processes but a server's programs, such as this one, write `STOPPED`, and
                          wait until stdin ends, as it does when the server dies; so many seconds later let the
                          first process go on, which then ends if it has not heard from another server
     own FOLDER USER GROUP
@@ -77,7 +77,7 @@ def close_streams():
 
 
 def hide_first_process(libc):
-    """Mount empty folders and an unreadable file over what other processes could read of this one.
+    """Mount empty folders and an unreadable file over what other processes could read of this process.
 
     Also make the kernel's settings read-only, one of which is who may trace whom.
     """
@@ -123,7 +123,7 @@ def own(folder, user, group):
 
 def stop(seconds):
     for pid, _, parent in processes():
-        # That of an earlier server must not wait any more.
+        # The program of an earlier server must not wait any more.
         if is_of_server(pid, parent) and pid != os.getpid() and b"\0stop\0" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
     signalled = set()

@@ -1,13 +1,12 @@
 """The kernel `gvisor` of the provider `host`: a kernel of its own in user space for each sandbox.
 
 runsc runs in namespaces that bubblewrap creates (`command`), without a daemon and without being root. The
-files are those of an unpacked image: read-only but for the suite's root, the home of the
-image's user, /tmp, /run and /var/tmp, which are in the memory of gVisor's kernel. Archives are packed and
-unpacked by programs that runsc starts in the sandbox (`inside.py`), from the image's own Python.
+files are an unpacked image's: read-only but for the suite's root, the home of the image's user, /tmp, /run
+and /var/tmp, which are in the memory of gVisor's kernel. Archives are packed and unpacked by programs that
+runsc starts in the sandbox (`inside.py`), from the image's own Python.
 
-gVisor counts processes itself. It has no limit of memory: the driver keeps one
-(`decathlon_sandbox.memory`), and the control group has another one above it. A first process that is no
-driver has only that one.
+gVisor counts processes itself. It has no limit of memory: the driver keeps one (`decathlon_sandbox.memory`),
+and the control group has a higher limit. A first process that is no driver has only the control group's.
 
 Decided 2026-11-26: no `runsc --rootless`, which can save a sandbox but not restore it, and no outbound
 network.
@@ -108,7 +107,7 @@ _log = logging.getLogger(__name__)
 class GvisorSandbox(NamespaceSandbox):
     """See `NamespaceSandbox`. The first process on this machine is `runsc run`.
 
-    Its exit code is that of the first process inside.
+    Its exit code is the exit code of the first process inside.
     """
 
     kernel = "gvisor"
@@ -116,7 +115,7 @@ class GvisorSandbox(NamespaceSandbox):
     _stopper: subprocess.Popen[bytes] | None = None
     """The program inside that has stopped its processes."""
     _snapshot: Snapshot | None = None
-    """What it is restored from, if it is."""
+    """The snapshot that it is restored from, if any."""
 
     @classmethod
     def unlimited(cls, hierarchies: Hierarchies) -> tuple[LimitName, ...]:
@@ -178,7 +177,7 @@ class GvisorSandbox(NamespaceSandbox):
         )
 
     def _limit_processes(self, leader: ProcessId) -> None:
-        pass  # gVisor counts those inside
+        pass  # gVisor counts processes inside
 
     async def wait_until_open(self) -> None:
         try:

@@ -18,7 +18,7 @@ REPLAY_LABEL = "replay_of"
 class Outcome(IntEnum):
     """What came of an attempt, in the order in which people look for failures.
 
-    It is live until it has ended or has a verdict. A lost one has no reward.
+    It is live until it has ended or has a verdict. A lost episode has no reward.
     """
 
     LOST = 0

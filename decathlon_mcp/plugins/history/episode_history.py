@@ -97,7 +97,7 @@ class EpisodeHistory:
         limit: int = PAGE_ITEMS,
         cursor: str | None = None,
     ) -> Page[RunSummary]:
-        """The runs, the one with the newest episode first. `owner`: only with that token's episodes.
+        """The runs, first the run with the newest episode. `owner`: only with that token's episodes.
 
         Any order but that by `newest` needs the numbers of all runs. Raises BadRequestError for a bad cursor.
         """
@@ -235,8 +235,8 @@ class EpisodeHistory:
     def find(self, public_id: str, text: str, *, after: int = 0, failed_only: bool = False) -> int | None:
         """Number of the next call after `after` that has the text in its name, arguments or reply.
 
-        Case does not matter for ASCII. `failed_only`: only calls that failed; with an empty text the next of
-        those. Raises BadRequestError for a text above MAX_SEARCH_CHARACTERS.
+        Case does not matter for ASCII. `failed_only`: only calls that failed; with an empty text the next
+        failed call. Raises BadRequestError for a text above MAX_SEARCH_CHARACTERS.
         """
         if len(text) > MAX_SEARCH_CHARACTERS:
             raise BadRequestError(f"the text to look for has more than {MAX_SEARCH_CHARACTERS} characters")

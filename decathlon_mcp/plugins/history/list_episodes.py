@@ -1,4 +1,4 @@
-"""`show`: what a state folder knows about its episodes. It works without a running server.
+"""`show`: list the episodes of a state folder, or show an episode. It works without a running server.
 
 An episode is named by its public id. Handles are capabilities: they are printed only if they are asked for.
 """
@@ -56,9 +56,9 @@ def show(
     task
         List every episode of this task.
     failed
-        List every episode that finished without success, lost ones included.
+        List every episode that finished without success or is lost.
     all
-        List every episode that is kept, also finished ones that replay or branch from others.
+        List every episode that is kept, also finished replays and branches.
     json
         Print one JSON object; of a list `{"episodes": [...]}`.
     """
@@ -83,10 +83,10 @@ _HEADINGS = ("episode", "task", "run", "phase", "token", "age", "calls", "result
 
 
 def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: bool, handles: bool) -> int:
-    """Print episodes on stdout, live ones first: a table, tab-separated lines in a pipe, or JSON.
+    """Print episodes on stdout, live episodes first: a table, tab-separated lines in a pipe, or JSON.
 
-    Of the finished ones the last RECENTLY_FINISHED, unless `every` one is asked for or the query has a
-    filter; only with `every` those that replay or branch from others. Raises SettingsError.
+    Only the last RECENTLY_FINISHED finished episodes, unless `every` is set or the query has a filter;
+    replays and branches only with `every`. Raises SettingsError.
     """
     check_state_folder(state)
     history = EpisodeHistory([state])

@@ -260,7 +260,7 @@ def _number(value: float | None, spec: str = ".3f") -> str:
 
 
 def unknown_run(state: Path, history: EpisodeHistory, *names: str) -> UnknownEpisodeError:
-    """The error for names that no run has, with the runs that have similar ones."""
+    """The error for names that no run has, with the runs of similar names."""
     shown = " and ".join(printed(repr(name)) for name in names)
     known = [run.name for run in history.runs(limit=MAX_PAGE_ITEMS).items]
     hint = "".join(printed(did_you_mean(name, known)) for name in names)
@@ -275,30 +275,33 @@ K = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaderboard:
-    """One run over the `tasks` of a split. Tasks are named by their ids.
-
-    `attempts`: at the task with the most finished ones. `pass_1`: the mean of the success rates of the first,
-    second, … attempts at all tasks; `spread` is their standard deviation, None below two. `pass_at_3`,
-    `pass_all_3`: None below three attempts. `turns`: over the episodes that have a verdict with turns.
-    `missing`: tasks without a finished attempt. `fewer`: number of attempts of those that have some, but
-    fewer than `attempts`. `lost`, `live`: episodes at these tasks; a lost one is an attempt without success,
-    a live one none. `others`: tasks of the run that are not in the split.
-    """
+    """One run over the `tasks` of a split. Tasks are named by their ids."""
 
     run: str
     tasks: int
     attempts: int
+    """At the task with the most finished attempts."""
     pass_1: float
+    """The mean of `rates`."""
     spread: float | None
+    """The standard deviation of `rates`; None below two."""
     rates: tuple[float, ...]
+    """Success rates of the first, second, … attempts at all tasks."""
     pass_at_3: float | None
+    """None below three attempts, as is `pass_all_3`."""
     pass_all_3: float | None
     turns: Estimate | None
+    """Over the episodes whose verdict has turns."""
     missing: tuple[str, ...]
+    """Tasks without a finished attempt."""
     fewer: dict[str, int]
+    """Attempts by task, for tasks with some, but fewer than `attempts`."""
     lost: int
+    """Episodes at these tasks; each counts as an attempt without success."""
     live: int
+    """Episodes at these tasks; not counted as attempts."""
     others: tuple[str, ...]
+    """Tasks of the run that are not in the split."""
 
 
 def leaderboard(history: EpisodeHistory, run: str, tasks: Collection[TaskKey]) -> Leaderboard | None:
@@ -363,7 +366,7 @@ class _Attempt(NamedTuple):
 
 
 def _without_replaced(attempts: list[_Attempt]) -> list[_Attempt]:
-    """The attempts in order, without lost ones that were played again."""
+    """The attempts in order, without lost attempts that were played again."""
     scored = {one.label for one in attempts if not one.is_lost and one.label}
     lost: dict[str, _Attempt] = {}
     kept: list[_Attempt] = []

@@ -1,4 +1,4 @@
-"""SQL over the rows of episodes: those of a query, trees of branches, and the sums of which runs are made.
+"""SQL over the rows of episodes: queries, trees of branches, and the sums for numbers of runs.
 
 A search may branch without end, so a tree has at most MAX_TREE_EPISODES, MAX_TREE_BRANCHES of one episode,
 and MAX_TREE_LEVELS below its root. The episode comes first, its nearest MAX_TREE_ORIGINS origins next, and
@@ -103,8 +103,10 @@ class AttemptSums:
     calls: Sums = field(default_factory=Sums)
     turns: Sums = field(default_factory=Sums)
     started_at: float = float("inf")
+    """Of the first episode, as `newest_at` of the newest."""
     newest_at: float = 0.0
     unpinned: int = 0
+    """Number of episodes that are not kept forever."""
 
     def add(self, other: AttemptSums) -> None:
         self.live += other.live
@@ -240,8 +242,8 @@ def episodes(
 
 
 def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
-    # With an owner, only indexes that begin with its token: by another one SQLite would read everybody's rows
-    # to find the few that are the owner's. It uses no index for a column with a plus.
+    # With an owner, only indexes that begin with its token: by another index SQLite would read everybody's
+    # rows to find the few that are the owner's. It uses no index for a column with a plus.
     plus = "" if query.owner is None else "+"
     outcome = f"{plus}outcome"
     columns = {
@@ -337,7 +339,7 @@ def summary(connection: sqlite3.Connection, public_id: str, owner: str | None) -
 def branches(
     connection: sqlite3.Connection, public_id: str, owner: str | None, limit: int
 ) -> list[EpisodeSummary]:
-    """The branches of an episode: the best ones first, then those that play, then lost ones."""
+    """The branches of an episode: graded branches from the best on, then live, then lost branches."""
     where, values = _owned(owner)
     rows = connection.execute(
         f"SELECT {_SUMMARY} FROM episodes WHERE branch_of = ?{where}"
@@ -350,7 +352,7 @@ def branches(
 def branch_counts(
     connection: sqlite3.Connection, public_ids: Sequence[str], owner: str | None
 ) -> Mapping[str, int]:
-    """How many branches each of these episodes has, of those that have any."""
+    """Number of branches by episode, for these episodes; none for an episode without branches."""
     where, values = _owned(owner)
     return dict(
         connection.execute(
@@ -362,7 +364,7 @@ def branch_counts(
 
 
 def reason(ending: str | None, status: str | None, cause: str | None) -> str:
-    """Why an episode was lost, for people. Of one that its client has closed, the cause is the client's."""
+    """Why an episode was lost, for people. If its client has closed it, the cause is the client's."""
     if ending == CLOSED:
         return cause or "client left before grading"
     text = ending or "it has not ended yet"
@@ -450,7 +452,7 @@ def read_tree(connection: sqlite3.Connection, public_id: str, owner: str | None)
 
 
 def _path(connection: sqlite3.Connection, episode: EpisodeSummary, owner: str | None) -> list[TreeNode]:
-    """The episode and its origins, each of them a branch of the one before it."""
+    """The episode and its origins, each a branch of the episode before it."""
     path = [TreeNode(episode.public_id, episode)]
     while episode.origin is not None and len(path) <= MAX_TREE_ORIGINS:
         above = summary(connection, episode.origin.episode, owner)

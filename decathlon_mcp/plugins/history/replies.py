@@ -148,7 +148,7 @@ def compare_replies(old: ReplyText, new: ReplyText, paths: Paths | None = None) 
 
 
 def changed_in(arguments: object, changed: Iterable[str]) -> list[str]:
-    """The identifiers in a call's arguments that have changed, or that begin like one that has."""
+    """The identifiers in a call's arguments that have changed, or begin like a changed identifier."""
     if not (known := set(changed)):
         return []
     words = {match[0] for match in _WORD.finditer(json.dumps(arguments, ensure_ascii=False))}
@@ -270,15 +270,17 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One call that was sent. `reply`: None if it is `missing`. `overlaps`: another call ran meanwhile."""
+    """One call that was sent."""
 
     seq: int
     name: str
     arguments: JsonObject | None
     meta: JsonObject | None
     reply: ReplyText | None
+    """None if it is `missing`."""
     missing: Missing | None
     overlaps: bool
+    """Whether another call ran meanwhile."""
 
 
 def recorded_calls(trajectory: Trajectory, last: int | None = None) -> Iterator[RecordedCall]:
@@ -311,7 +313,7 @@ def raw_members(lines: CallLines) -> tuple[JsonObject, JsonObject]:
 
 
 def _members(line: bytes) -> JsonObject:
-    """The members of a line as they are, but for those that are needed."""
+    """The members of a line as they are, except for decoded members."""
     try:
         members: JsonObject = _decode_members(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -136,7 +136,7 @@ def _task_report(key: TaskKey, sums: AttemptSums) -> TaskReport:
 
 
 def _curve(points: Iterable[CurveSums]) -> tuple[CurvePoint, ...]:
-    """The points in order; those of several folders at the same place are one."""
+    """The points in order; points of several folders at the same place are one."""
     by_place: dict[float, list[CurveSums]] = {}
     for point in points:
         by_place.setdefault(point.at, []).append(point)

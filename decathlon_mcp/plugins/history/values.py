@@ -1,4 +1,4 @@
-"""What `EpisodeHistory` returns. Nothing here has a handle: `public_id` names an episode, without access.
+"""Values that `EpisodeHistory` returns. None has a handle: `public_id` names an episode, without access.
 
 An episode is *live* until it has ended or has a verdict, and finished then: *scored* if it has a reward, and
 *lost* if not.
@@ -23,7 +23,7 @@ RunColumn: TypeAlias = Literal["newest", "run", "success", "reward", "episodes",
 class Order:
     """The order of episodes. Among equals the newest is first, or last if not `descending`.
 
-    `result`, descending: lost episodes, then failed ones from the lowest reward, live ones, and successes.
+    `result`, descending: lost episodes, then failures from the lowest reward, live episodes, and successes.
     What has no run, no calls or no end yet is the least.
     """
 
@@ -56,27 +56,28 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeQuery:
-    """Which episodes are wanted; what is None does not matter.
-
-    `labels`: those that an episode must have, with these values. `task`: a task's id as clients spell it.
-    `live`: it has not finished. `failed`: it has finished without success, lost ones included. `lost`: it has
-    finished without a reward. `stray`: it has no run, and ended before it was claimed. `owner`: name of the
-    token that it belongs to. `with_branches`: also those that replay or branch from another episode.
-    `branch_of`: only the branches of this episode.
-    """
+    """Conditions on episodes; None is no condition."""
 
     run: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels that an episode must have, with these values."""
     suite: str | None = None
     task: str | None = None
+    """The task's id as clients spell it."""
     live: bool | None = None
     failed: bool | None = None
+    """It has finished without success, or is lost."""
     lost: bool | None = None
+    """It has finished without a reward."""
     stray: bool | None = None
+    """It has no run, and ended before it was claimed."""
     owner: str | None = None
+    """Name of its token."""
     order: Order = Order()
     with_branches: bool = False
+    """Also episodes that replay or branch from others."""
     branch_of: str | None = None
+    """Only the branches of this episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,36 +96,37 @@ class BranchOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSummary:
-    """One episode, from its row. Times in Unix seconds.
-
-    `owner`: name of its token. `calls`: known from the claim on; None before, and for one whose server died.
-    `status`, `success`, `reward`, `turns`: of its verdict. `reason`: why it was lost; None if it was not.
-    `cause`: the error behind its end, if there was one.
-    `is_derived`: it replays or branches from another. `has_files`: its trajectory is still there.
-    `origin`: only of a branch.
-    """
+    """One episode, from its row. Times in Unix seconds."""
 
     public_id: str
     suite: str
     task: str
     phase: str
     owner: str | None
+    """Name of its token."""
     labels: Mapping[str, str]
     started_at: float
     ended_at: float | None
     ending: str | None
     calls: int | None
+    """Known from the claim on; None before, and if its server died."""
     turns: int | None
+    """With `status`, `success` and `reward`, from its verdict."""
     status: str | None
     success: bool | None
     reward: float | None
     reason: str | None
+    """Why it was lost; None if it was not."""
     cause: str | None
+    """The error behind its end, if there was one."""
     is_live: bool
     is_derived: bool
+    """Whether it replays or branches from another episode."""
     pinned: bool
     has_files: bool
+    """Whether its trajectory is still there."""
     origin: BranchOrigin | None
+    """Only of a branch."""
     server: str
     """Name of the server that runs it, or ran it."""
 
@@ -141,7 +143,8 @@ class EpisodeSummary:
 class TreeNode:
     """An episode in a tree of branches. `episode`: None if it is not there, or belongs to somebody else.
 
-    `branches`: those that have branches, then the others; of each the best first. `hidden`: how many more.
+    `branches`: first with branches of their own, then the others; of each the best first. `hidden`: how many
+    more.
     """
 
     public_id: str
@@ -164,9 +167,9 @@ class EpisodeTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Attempts, counted. Of the `finished` ones, `scored` have a reward and `lost` have none.
+    """Attempts, counted. Of `finished` attempts, `scored` have a reward and `lost` have none.
 
-    `successes` of the scored ones succeeded, as their evaluator decided, whatever their reward is.
+    `successes`: scored attempts that succeeded, as their evaluator decided, whatever their reward is.
     """
 
     live: int
@@ -184,26 +187,25 @@ class Counts:
 
     @property
     def success_rate(self) -> float | None:
-        """Successes over all finished attempts, lost ones included; None if none has finished."""
+        """Successes over all finished attempts, also lost attempts; None if none has finished."""
         return self.successes / self.finished if self.finished else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run: the episodes with this label `run`. Times in Unix seconds.
-
-    `mean_reward`: over the attempts with a reward. `pinned`: every one of its episodes is kept.
-    """
+    """One run: the episodes with this label `run`. Times in Unix seconds."""
 
     name: str
     counts: Counts
     tasks: int
     mean_reward: float | None
+    """Over the attempts with a reward."""
     started_at: float
     """When its first episode started."""
     newest_at: float
     """When its newest episode started."""
     pinned: bool
+    """Whether every episode is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,16 +219,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """The attempts of one run at one task.
-
-    `pass_1`: the share of finished attempts that succeeded. `mean_reward`, `mean_turns`, `mean_calls`: over
-    those that have one. See `numbers` for `pass_at` and `pass_all`.
-    """
+    """The attempts of one run at one task. Means are over the attempts that have the number."""
 
     suite: str
     task: str
     counts: Counts
     pass_1: Estimate | None
+    """The share of finished attempts that succeeded."""
     mean_reward: float | None
     mean_turns: float | None
     mean_calls: float | None
@@ -253,7 +252,8 @@ class PassAtK:
 class CurvePoint:
     """The attempts of one step of a run: `at` is the label `step`, or a time in Unix seconds.
 
-    `reward`: over the attempts with a reward, as `lowest` and `highest`. `success`: over all finished ones.
+    `reward`: over the attempts with a reward, as `lowest` and `highest`. `success`: over all finished
+    attempts.
     """
 
     at: float
@@ -265,27 +265,27 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """Everything about one run but its episodes.
-
-    `success_rate` is the mean of the tasks' pass@1, `task_reward` that of the tasks' mean rewards, both with
-    their standard error over tasks. `lost`: the number of lost episodes for each reason.
-    """
+    """Everything about one run but its episodes. Standard errors are over tasks."""
 
     summary: RunSummary
     tasks: tuple[TaskReport, ...]
     success_rate: Estimate | None
+    """The mean of the tasks' pass@1."""
     task_reward: Estimate | None
+    """The mean of the tasks' mean rewards."""
     passes: tuple[PassAtK, ...]
     lost: Mapping[str, int]
+    """Number of lost episodes by reason."""
     curve: tuple[CurvePoint, ...]
     curve_by: Literal["step", "time"]
+    """What the curve's points are: label `step`, or time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
     """One task in several runs; `reports` are in their order, None for a run that did not play it.
 
-    `differences`: of the success rates, each further run's minus the first one's; None unless both have one.
+    `differences`: of the success rates, each further run's minus the first run's; None unless both have one.
     """
 
     suite: str
@@ -304,7 +304,7 @@ class RunComparison:
     """Two runs or more by task.
 
     `differences`: of each further run, the mean over the tasks that it and the first have finished attempts
-    at. Its standard error is that of paired values: tasks differ far more from each other than runs do.
+    at, with the standard error of paired values: tasks differ far more from each other than runs do.
     """
 
     runs: tuple[RunSummary, ...]
@@ -314,48 +314,49 @@ class RunComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeDetails:
-    """One episode. `head`, `ready`: its trajectory's first lines; None if it has none, or they are too long.
-
-    `launch_time`: ISO 8601. `claim`: how the attempt was closed. `answer`: the agent's words in its claim.
-    `verdict`: as it was signed; None if there is none, or if it is too long, when only `verdict_text` has it.
-    `calls`, `notes`: how many the trajectory has now. `size_bytes`: of the trajectory.
-    """
+    """One episode with its trajectory's numbers and first lines."""
 
     summary: EpisodeSummary
     launch_time: str | None
+    """ISO 8601."""
     head: JsonObject | None
+    """The trajectory's first line; None if it has none, or if it is too long."""
     ready: JsonObject | None
+    """The line `ready`, under the same conditions."""
     system_prompt: Text | None
     task_prompt: Text | None
     claim: JsonObject | None
+    """How the attempt was closed."""
     answer: Text | None
+    """The agent's words in its claim."""
     verdict: JsonObject | None
+    """As it was signed; None if there is none, or if only `verdict_text` has it."""
     verdict_text: str | None
+    """Of any length."""
     calls: int
+    """Number in the trajectory now, as are `notes`."""
     notes: int
     size_bytes: int
+    """Of the trajectory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEntry:
-    """One call. Times in Unix seconds. `server` and `tool` are None for a call that was never sent.
-
-    `replayed`: it was made again before the episode, a branch, was ready.
-
-    `reply`: JSON of the tool's result, of the JSON-RPC error or of this server's failure, see `reply_kind`;
-    both are None if there is no reply.
-    """
+    """One call. Times in Unix seconds."""
 
     seq: int
     name: str
     server: str | None
     tool: str | None
+    """None, as is `server`, for a call that was never sent."""
     time: float
     seconds: float | None
     failed: bool
     replayed: bool
+    """Whether it was made again before the episode, a branch, was ready."""
     arguments: Text | None
     reply: Text | None
+    """JSON of the result, of the JSON-RPC error or of this server's failure; None without a reply."""
     reply_kind: Literal["result", "error", "failure"] | None
 
 
@@ -394,7 +395,7 @@ class CallTime:
 
 @dataclass(slots=True)
 class Sums:
-    """The count of values, their sum and that of their squares, which can be added to others."""
+    """Count, sum and sum of squares of some values; can be added to others."""
 
     count: int = 0
     total: float = 0.0
@@ -411,7 +412,7 @@ class Sums:
 
     @classmethod
     def of_shares(cls, successes: int, attempts: int) -> Self:
-        """Of that many ones among zeros."""
+        """Sums of attempts whose values are 1 for a success and else 0."""
         return cls(attempts, successes, successes)
 
     def add(self, other: Sums) -> None:

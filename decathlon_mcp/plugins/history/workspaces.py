@@ -1,4 +1,4 @@
-"""What an agent left in its workspace, from the archive that `--keep workspace` keeps.
+"""The files of an agent's workspace, from the archive that `--keep workspace` keeps.
 
 The archive came out of the agent's sandbox. It is only read: no member is unpacked, and no name in it becomes
 the path of a file.
@@ -20,7 +20,7 @@ KEPT_WORKSPACE: Final = "workspace.tar.gz"
 """The captured workspace in an episode's folder."""
 MAX_LISTED = 1_000
 MAX_READ_BYTES = 256 << 20
-"""How far an archive is decompressed to find its members, about a second. Those behind are not listed."""
+"""How far an archive is decompressed to find its members, about a second. Members behind are not listed."""
 _KINDS = {Kind.FILE: "file", Kind.FOLDER: "folder", Kind.SYMLINK: "link", Kind.HARD_LINK: "link"}
 
 
@@ -94,7 +94,7 @@ def _members(reader: ArchiveReader) -> Iterator[LeftFile]:
             kind = "other" if member.name_unreadable else _KINDS.get(member.kind, "other")
             yield LeftFile(number, name, kind, member.size if kind == "file" else 0, member.link)
             number += 1
-        # To look for the next one would decompress all of this one's body.
+        # To look for the next member would decompress all of this member's body.
         if reader.end > MAX_READ_BYTES:
             return
 

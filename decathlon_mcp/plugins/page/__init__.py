@@ -1,1 +1,1 @@
-"""What people see in a browser, of a server and of state folders: the page of `serve`, and `view`."""
+"""The page: a server and state folders in a browser, for `serve` and `view`."""

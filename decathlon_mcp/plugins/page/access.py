@@ -1,7 +1,7 @@
-"""What every request to the page must fulfil, and who may look: by a secret that a person presents once.
+"""Access to the page: conditions for every request, and viewers, known by a secret that they present once.
 
 What a finished episode holds contains answers and rewards, so the page is never open to everyone. A server
-with tokens accepts them; one without has a key in its state folder. A link and an event stream send no
+with tokens accepts them; without tokens it has a key in its state folder. A link and an event stream send no
 header, so the secret is exchanged for a cookie. Sessions live in memory: they end with the server, after
 `SESSION_SECONDS`, and when their token is removed.
 """
@@ -142,7 +142,7 @@ class Viewer:
 
     @property
     def may_watch(self) -> bool:
-        """Whether this one may see what was played. A player may only play: results contain answers."""
+        """Whether the viewer may see what was played. A player may only play: results contain answers."""
         return self.principal.token is None or self.principal.controls
 
     @property
@@ -151,7 +151,7 @@ class Viewer:
         return None if self.sees_all else self.principal.token
 
     def may_see(self, owner: str | None) -> bool:
-        """Whether this one may see an episode of that token."""
+        """Whether the viewer may see an episode of that token."""
         return self.may_watch and (self.sees_all or owner == self.principal.token)
 
 

@@ -145,7 +145,7 @@ class PageApp:
         return f"http://{PAGE_HOST}:{port}{path} (`{command}` prints the address with its key)"
 
     def serves(self, scope: Scope) -> bool:
-        """Whether a request is for a person: for one of the page's paths, or of a browser at another one."""
+        """Whether a request is for a person: for one of the page's paths, or of a browser at another path."""
         if scope["type"] != "http":
             return False
         path: str = scope["path"]

@@ -1,4 +1,4 @@
-"""Calls and notes as the page shows them: arguments by name, replies by part, and what is folded."""
+"""Calls and notes as the page shows them: arguments by name, replies by part, and folded texts."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def image_url(data: object, media_type: object) -> str:
 
 
 def _text_part(name: str, text: str, limit: int, whole: Text | None = None) -> Part:
-    """A text up to the limit. `whole`: what it is the beginning of."""
+    """A text up to the limit. `whole`: the full text."""
     cut = text[:limit]
     hidden = len(text.encode("utf-8", "replace")) - len(cut.encode("utf-8", "replace"))
     if whole is not None and whole.truncated:

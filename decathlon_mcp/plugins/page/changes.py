@@ -1,4 +1,4 @@
-"""What people change on the page of a server: episodes are ended or branched, runs pinned or deleted."""
+"""Changes by people on the page of a server: episodes are ended or branched, runs pinned or deleted."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def pin_run(store: Store, run: str, *, pinned: bool, owner: str | None = None) -
 async def delete_run(store: Store, folder: Path, run: str, *, owner: str | None = None) -> int:
     """Delete the episodes of a run that are over, with their files and rows; returns their number.
 
-    `folder`: the one with a folder for each episode. `owner`: only episodes of that token. Live episodes
-    stay. What cannot be deleted is logged and stays.
+    `folder`: has a folder for each episode. `owner`: only episodes of that token. Live episodes stay. What
+    cannot be deleted is logged and stays.
     """
     deleted = 0
     ended = "SELECT id FROM episodes WHERE run = ? AND phase = ? AND (? IS NULL OR token = ?) LIMIT ?"

@@ -1,4 +1,4 @@
-"""What a person can change: end or branch an episode; end, pin or delete a run. Each is logged."""
+"""Controls for a person: end or branch an episode; end, pin or delete a run. Each use is logged."""
 
 from __future__ import annotations
 

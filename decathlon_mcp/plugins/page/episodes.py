@@ -1,4 +1,4 @@
-"""Episodes: their list, two side by side, and one with its verdict, prompt and calls, in boxes of calls."""
+"""Pages of episodes: the list, two episodes side by side, and an episode with verdict, prompt and calls."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def verdict_file(details: EpisodeDetails) -> bytes | None:
 
 
 def metrics_of(details: EpisodeDetails) -> list[Metric]:
-    """The metrics of the verdict: those with a weight first, with what each adds to the reward."""
+    """The metrics of the verdict: weighed metrics first, with what each adds to the reward."""
     values = _numbers((details.verdict or {}).get("metrics"))
     weights = _numbers((details.verdict or {}).get("weights"))
     total = sum(weights.values())
@@ -299,7 +299,7 @@ def _numbers(value: object) -> dict[str, float]:
 
 
 def replayed_by(episode: EpisodeSummary) -> str | None:
-    """The public id of the episode that this one replays; None for any other episode."""
+    """The public id of the episode that this episode replays; None for any other episode."""
     replayed = episode.labels.get(REPLAY_LABEL)
     # A branch of a replay has its labels, and anybody can give one.
     return replayed if episode.origin is None and replayed and is_public_id(replayed) else None
@@ -324,7 +324,7 @@ def settings_of(details: EpisodeDetails) -> Mapping[str, str]:
 
 
 def _other_attempts(visit: Visit, episode: EpisodeSummary) -> list[EpisodeSummary]:
-    """Other attempts at the task, to compare with: those of the same run first."""
+    """Other attempts at the task, to compare with: first attempts of the same run."""
     wanted = EpisodeQuery(task=episode.task, suite=episode.suite, owner=visit.viewer.owner)
     found = visit.history.episodes(wanted, limit=2 * OTHER_ATTEMPTS).items
     others = [other for other in found if other.public_id != episode.public_id and not other.is_live]
@@ -332,7 +332,7 @@ def _other_attempts(visit: Visit, episode: EpisodeSummary) -> list[EpisodeSummar
 
 
 SHOWN_ROWS = 60
-"""Rows that one page has. Equal calls are folded, except those beside a row that differs."""
+"""Rows that one page has. Equal calls are folded, except next to a row that differs."""
 MAX_COMPARED = 2_000
 """Calls of each episode that are compared: the alignment of these takes up to a second."""
 
@@ -350,7 +350,7 @@ class _Digest:
 class Row:
     """Calls that were aligned, by their numbers; None where an episode has none.
 
-    `differs`: in what; empty for equal calls. `folded`: how many equal rows this one stands for.
+    `differs`: in what; empty for equal calls. `folded`: how many equal rows this row stands for.
     """
 
     a: int | None
@@ -394,7 +394,7 @@ def compare_episodes(visit: Visit) -> Response:
 
 
 def align(a: list[_Digest], b: list[_Digest]) -> list[Row]:
-    """The calls of two episodes in order, those with equal tool and arguments in one row.
+    """The calls of two episodes in order; calls with equal tool and arguments share a row.
 
     Between two such rows, calls of the same tool at the same place share a row: their arguments differ.
     """
@@ -416,7 +416,7 @@ def align(a: list[_Digest], b: list[_Digest]) -> list[Row]:
 
 
 def fold(rows: list[Row]) -> Iterator[Row]:
-    """The rows; of more than two equal ones that follow each other only the first and the last."""
+    """The rows; of more than two equal rows that follow each other only the first and the last."""
     start = 0
     while start < len(rows):
         end = start

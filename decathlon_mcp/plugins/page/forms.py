@@ -1,4 +1,4 @@
-"""Forms as a browser has them: names of inputs, what was typed, and fields as a template draws them.
+"""Forms of a browser: names of inputs, typed texts, and fields as a template draws them.
 
 An input is named by its place in the form, `f.0.2`, so that nothing of a schema is part of a name.
 
@@ -143,11 +143,7 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ShownField:
-    """One field as a template draws it. `number`: of an item, or of an option.
-
-    `inner`: the fields of a group, the items of a list, or the options of a union, of which `draft` says
-    which is chosen.
-    """
+    """One field as a template draws it."""
 
     form: Field
     name: str
@@ -155,7 +151,9 @@ class ShownField:
     draft: Draft
     error: str
     inner: tuple[ShownField, ...] = ()
+    """Fields of a group, items of a list, or options of a union; `draft` names the chosen option."""
     number: int = 0
+    """Of an item, or of an option."""
     has_errors: bool = False
 
     @property
@@ -250,7 +248,7 @@ def show_form(
                         number=index,
                     )
                 )
-            # That of the chosen option is shown there.
+            # An error of the chosen option is shown there.
             error = error if draft[0] is None else ""
         case _:
             pass
@@ -284,7 +282,7 @@ class SavedForms:
         self._bytes = 0
 
     def get(self, public_id: str, tool: str) -> SavedForm:
-        """The form as it was last saved; an empty one if it was not."""
+        """The form as it was last saved; an empty form if it was not."""
         return self._forms.get((public_id, tool), (SavedForm(), 0))[0]
 
     def save(self, public_id: str, tool: str, form: SavedForm, size_bytes: int) -> None:

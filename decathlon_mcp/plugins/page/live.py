@@ -1,4 +1,4 @@
-"""What plays now: one snapshot a second, shared by all who look, and made only while someone does."""
+"""Live episodes: one snapshot a second, shared by all viewers, and made only while somebody looks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ HEARTBEAT_SECONDS = 15.0
 """A stream without a change sends an empty line this often, so that its loss is noticed."""
 MAX_STREAMS = 64
 MAX_OWN_STREAMS = 16
-"""Of these, those of one token."""
+"""Streams of one token."""
 MAX_LIVE_ROWS = 1_000
 """Episodes that one viewer is shown; the counts are of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEpisode:
-    """One episode that has not ended. `waiting_for`: what a queued one waits for, for people."""
+    """One episode that has not ended."""
 
     public_id: str
     task: str
@@ -46,6 +46,7 @@ class LiveEpisode:
     started_at: float
     """Unix seconds."""
     waiting_for: str | None
+    """What a queued episode waits for, as a text for people."""
 
     def to_json(self) -> JsonObject:
         """What of a row changes."""
@@ -69,7 +70,7 @@ class Snapshot:
     places: int
 
     def has(self, public_id: str) -> bool:
-        """Whether an episode plays on this server; others of its state folder may play on another one."""
+        """Whether an episode plays on this server; others of its state folder may play on another server."""
         return any(each.public_id == public_id for each in self.episodes)
 
 
@@ -125,7 +126,7 @@ def _live_episode(episode: Episode) -> LiveEpisode:
 
 @dataclass(frozen=True, slots=True)
 class LiveQuery:
-    """What one viewer looks at. `owner`: only that token's episodes. `episode`: only the one with this id."""
+    """What one viewer looks at. `owner`: only that token's episodes. `episode`: only this id."""
 
     owner: str | None = None
     episode: str | None = None
@@ -150,7 +151,7 @@ class LiveFeed:
     def snapshot(self) -> Snapshot:
         """The newest snapshot, at most `SNAPSHOT_SECONDS` old."""
         now = self.clock()
-        # A little less than the streams' pause, so that each of their rounds has a new one.
+        # A little less than the streams' pause, so that each of their rounds has a new snapshot.
         if self._newest is None or now - self._made_at > 0.9 * SNAPSHOT_SECONDS:
             self._newest, self._made_at = self.server.snapshot(), now
             self._encoded.clear()

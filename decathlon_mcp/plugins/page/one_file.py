@@ -1,8 +1,8 @@
 """An episode's page as one file, for mail or an archive: it needs no server, and nothing in it runs.
 
-The templates are those of the page. What they make passes a filter that keeps markup and leaves out what a
-server or a script would be needed for: scripts, forms, buttons, and links that lead elsewhere. So a template
-can change without a thought of this file.
+The page's own templates make the HTML, which passes a filter that keeps markup and leaves out what a server
+or a script would be needed for: scripts, forms, buttons, and links that lead elsewhere. So a template can
+change without a thought of this file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEPT_TAGS = frozenset(
         *("line", "circle", "polyline", "polygon", "text", "tspan", "desc"),
     )
 )
-"""Elements that are kept. Of those that are neither here nor in DROPPED_TAGS only the content is."""
+"""Elements that are kept. Of elements neither here nor in DROPPED_TAGS only the content is."""
 DROPPED_TAGS = frozenset(
     (
         *("script", "style", "link", "form", "button", "iframe", "object", "embed", "template"),
@@ -81,11 +81,11 @@ class _Filter(HTMLParser):
         self._links = links
         self._fill = fill
         self._skipped: list[str] = []
-        """Open elements, from the one that is left out."""
+        """Open elements, from the dropped element on."""
         self._is_replacing = False
         """Whether only the content of the first of these is left out."""
         self._opened: list[tuple[str, str]] = []
-        """Open elements: the name in the template, and that in the file (empty: none)."""
+        """Open elements: their names in the template and in the file (empty: none)."""
         self.output: list[str] = []
 
     def take(self) -> str:

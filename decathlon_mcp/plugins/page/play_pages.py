@@ -88,7 +88,7 @@ class Attempt:
 
 
 class PlayPages:
-    """The pages of those who play. `registry`: of the server on which they do."""
+    """The pages for playing by hand. `registry`: of the server that plays the episodes."""
 
     def __init__(self, site: Site, registry: EpisodeRegistry) -> None:
         self._site = site
@@ -172,7 +172,7 @@ class PlayPages:
         return await self._site.in_thread(render)
 
     async def _start(self, visit: Visit) -> Response:
-        """Start an attempt; the same form again leads to the same one."""
+        """Start an attempt; the same form again leads to the same attempt."""
         episode = self._registry.start(
             visit.form.get("task", ""),
             visit.viewer.principal,
@@ -248,7 +248,7 @@ class PlayPages:
         )
 
     async def _tool_values(self, visit: Visit, attempt: Attempt, episode: Episode) -> dict[str, Any]:
-        """The tools, and the form of the one that was chosen."""
+        """The tools, and the form of the chosen tool."""
         tools = _tools(episode)
         text = visit.query("find").strip().lower()[:200]
         values: dict[str, Any] = {
@@ -409,7 +409,7 @@ class PlayPages:
 
 
 async def _attend(episode: Episode, seconds: float, *calls: Call) -> None:
-    """Wait for calls that run, all if none are named. One that nobody waits for is cancelled in the end."""
+    """Wait for calls that run, all if none are named. Calls that nobody waits for are cancelled at last."""
 
     async def wait(call: Call) -> None:
         with suppress(DecathlonError):
@@ -447,7 +447,7 @@ def _operation(nonce: str, *content: str) -> str:
 
 
 def _rank(text: str, name: str) -> int:
-    """The place of a name among those that a search has found: by how well the name itself fits."""
+    """The place of a name among found names: by how well the name itself fits."""
     name = name.lower()
     words = re.split(r"[^a-z0-9]+", name)
     if text in (name, *words):

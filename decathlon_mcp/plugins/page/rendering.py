@@ -3,7 +3,7 @@
 Everything on the page may come from a sandbox. Every value that a template shows passes `marked` and is
 escaped, wherever it came from: there is no way to show text that does not. Prompts and notes are shown as
 Markdown, which loads nothing, runs nothing, and leads only to where one clicks: markdown-it escapes all text,
-its raw HTML is off, links are those of http and https, and images are links.
+its raw HTML is off, links lead to http and https only, and images are links.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_CELLS: Final = 20_000
 became 700 KB of HTML in two seconds."""
 MAX_NESTING = 20
 HEADING = "h4"
-"""Every heading: those of the page are above it."""
+"""Every heading of a text: the page's headings are above it."""
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _STEPS = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "d"))
 
@@ -90,7 +90,7 @@ def _image(
     image = tokens[index]
     text = escape(image.content or "image")
     depth = sum(token.nesting for token in tokens[:index] if token.type in ("link_open", "link_close"))
-    # A link cannot be in another one.
+    # A link cannot be in another link.
     return str(text) if depth else f"{_link_to(image.attrs.get('src'))}{text}</a>"
 
 
@@ -193,7 +193,7 @@ def episode_path(public_id: str, call: int | None = None) -> str:
 
 
 def query(values: Mapping[str, object]) -> str:
-    """A query with those of these parameters that have a value; one with a list is repeated."""
+    """A query with all parameters that have a value; a parameter with a list is repeated."""
     return "&".join(
         f"{quote(name)}={quote(str(value), safe='')}"
         for name, several in values.items()

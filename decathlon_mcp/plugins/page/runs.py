@@ -1,4 +1,4 @@
-"""Runs: their list, the numbers and episodes of one, a text in the calls of one, and several side by side."""
+"""Pages of runs: the list, a run's numbers and episodes, a search in a run's calls, and runs side by side."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The found ones among so many `episodes`. `cursor`: where to go on; None if all were searched."""
+    """The episodes `found` among so many `episodes`. `cursor`: where to go on; None if all were searched."""
 
     text: str
     found: tuple[Found, ...]

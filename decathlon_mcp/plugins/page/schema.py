@@ -162,21 +162,22 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value of a tool's arguments. `schema` is its own, with top-level references resolved.
-
-    `choices` of a CHOICE are JSON values, `fields` those of an OBJECT, `options` the kinds of value that a
-    UNION can be. An ARRAY's `items` is the schema of what is in it, read when something is added.
-    """
+    """One value of a tool's arguments."""
 
     name: str
     kind: Kind
     schema: Schema
+    """Of this value, with top-level references resolved."""
     required: bool = False
     nullable: bool = False
     choices: tuple[Any, ...] = ()
+    """JSON values of a CHOICE."""
     fields: tuple[Field, ...] = ()
+    """Of an OBJECT."""
     options: tuple[Field, ...] = ()
+    """The kinds of value that a UNION can be."""
     items: Field | None = None
+    """The schema of an ARRAY's items, read when an item is added."""
 
     @property
     def description(self) -> str:

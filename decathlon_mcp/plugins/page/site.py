@@ -1,4 +1,4 @@
-"""What all pages share: who visits, the templates, and a few threads in which pages are made.
+"""The site that all pages share: the visitor, the templates, and a few threads in which pages are made.
 
 A view is a plain function that gets a `Visit` and returns a response. It runs in a worker thread, because it
 reads files and renders, so nothing of the server waits for it. A click on a heading sorts a table: the
@@ -32,20 +32,17 @@ MAX_THREADS = 4
 """Pages that are made at the same time. More would only take turns at Python's lock."""
 MAX_FIELDS = 2_000
 SHORT_FORM_BYTES = 16 << 10
-"""Longest form of somebody who is not known yet. Longer ones are parsed in a thread: 4 MiB of escapes take
+"""Longest form of somebody who is not known yet. Longer forms are parsed in a thread: 4 MiB of escapes take
 half a second."""
 MAX_LONG_FORMS = 8
 """Long forms that are in memory at once."""
 LONG_FORM_SECONDS = 60.0
-"""Longest time for a long form, with that for its turn."""
+"""Longest time for a long form, from waiting for its turn on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request of somebody who may send it. `form`: the fields of a POST.
-
-    `is_own`: the episode in the address is an attempt that the viewer plays.
-    """
+    """One request of somebody who may send it."""
 
     site: Site
     request: Request
@@ -53,7 +50,9 @@ class Visit:
     snapshot: Snapshot | None
     live: tuple[LiveEpisode, ...]
     form: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The fields of a POST."""
     is_own: bool = False
+    """Whether the viewer plays the episode in the address."""
 
     @property
     def history(self) -> EpisodeHistory:
@@ -145,7 +144,7 @@ class Site:
         return HTMLResponse(content.encode("utf-8", "replace"), status)
 
     def watching(self, view: View) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint for those who may see what was played."""
+        """An endpoint for viewers who may see what was played."""
 
         async def endpoint(request: Request) -> Response:
             viewer = self.sessions.viewer(request)
@@ -176,7 +175,7 @@ class Site:
     async def read_form(self, request: Request) -> dict[str, str]:
         """The fields of the form that somebody who is known has sent; none of a request that is no POST.
 
-        Raises BadRequestError, and HTTPException for a long one that takes too long.
+        Raises BadRequestError, and HTTPException for a long form that takes too long.
         """
         if request.method != "POST":
             return {}
@@ -312,7 +311,7 @@ class Sorting:
         return f"{self.address}?{text}{f'#{self.section}' if self.section else ''}"
 
     def sorted(self, rows: Iterable[T], keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
-        """The rows in this order. Those whose key is None come last, and equal ones stay as they are."""
+        """The rows in this order. Rows whose key is None come last, and equal rows keep their order."""
         key = keys[self.column]
         keyed = [(key(row), row) for row in rows]
         known = [pair for pair in keyed if pair[0] is not None]

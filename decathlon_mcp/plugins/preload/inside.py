@@ -36,7 +36,7 @@ LIMITS = 16
 MAX_PAYLOAD_BYTES = 1 << 16
 MAX_DESCRIPTORS = 16
 REPORT_DESCRIPTOR = 500
-"""First number for the descriptor of a fork that reports its imports, far from those that a server sees."""
+"""First number for the descriptor of a fork that reports its imports, far from a server's descriptors."""
 REAP_SECONDS = 0.2
 """How often ended forks are looked for; until then, each keeps an entry in the table of processes."""
 HARMLESS = ("opentelemetry.context", "multiprocessing.process", "rich")
@@ -104,7 +104,7 @@ def reset_signals() -> None:
 
 
 def import_customization() -> None:
-    """Run the real `sitecustomize`, if this Python has one, before anything else, as without this one."""
+    """Run the real `sitecustomize`, if this Python has one, before anything else, as without this program."""
     # Not `importlib.util`, which a server need not import.
     spec = sys.modules["_frozen_importlib_external"].PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
@@ -114,7 +114,7 @@ def import_customization() -> None:
 
 
 def harden(parent: int) -> Any:
-    """Let no other process look into this one and its forks, and end it with the server."""
+    """Let no other process look into this process and its forks, and end it with the server."""
     import ctypes
 
     try:
@@ -341,7 +341,7 @@ class Fork:
         self.libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
     def check(self, cwd: bytes, environment: dict[bytes, bytes]) -> None:
-        """Raises ColdError if a server started by itself could be another one."""
+        """Raises ColdError if a server started by itself could differ."""
         for name in {*environment, *self.given}:
             text = os.fsdecode(name)
             prefixes, names = CONFIG["compared"]

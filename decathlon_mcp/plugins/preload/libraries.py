@@ -1,4 +1,4 @@
-"""Which libraries a server imports, learnt from one start of it, and kept in the state folder."""
+"""The libraries that a server imports, learnt from one start of it, and kept in the state folder."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MAX_CHECKS = 25
 LOOK_SECONDS = 30.0
 """How long the program's Python may look for its distributions; it takes half a second on an idle machine."""
 _VERSION = 1
-# Of names on stdin, those of modules in packages of distributions, but the server's own; and the path, for
-# which the packages, which take half a second, need not be found.
+# Of names on stdin, the modules in packages of distributions, but the server's own; and the path, for which
+# the packages, which take half a second, need not be found.
 _SELECT = """
 import json, sys
 own, names = json.load(sys.stdin)

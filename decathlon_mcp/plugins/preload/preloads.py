@@ -1,12 +1,12 @@
-"""The preloaders of a server: what they import is learnt, and the drivers of sandboxes ask them for forks.
+"""The preloaders of a server: their imports are learnt, and the drivers of sandboxes ask them for forks.
 
 Decided 2026-11-28: servers are forked outside of their sandboxes, and not within each. A process in a sandbox
 that has imported the libraries pays for a task with several servers of the same Python only, and costs an
 import in each sandbox; 1,024 sandboxes with a server each would take as long as before.
 
-Decided 2026-11-28: one process for each program, and not one for each Python. So a fork has no module that
-the server would not have imported itself, in the same order, and the interpreter was started with the same
-options, variables and command line.
+Decided 2026-11-28: one process for each program, not for each Python. So a fork has no module that the server
+would not have imported itself, in the same order, and the interpreter was started with the same options,
+variables and command line.
 
 A driver can only name a server of its own task. Everything else is decided here, by the definitions of the
 suite: what is imported outside of sandboxes never depends on what an agent does. A server's imports are
@@ -90,15 +90,17 @@ class Kind:
     process: Preloader | None = None
     """From which its servers are forked."""
     is_learning: bool = False
+    """Whether its libraries are being found."""
     why_cold: str | None = None
     """Why its servers start by themselves, for as long as this server runs."""
     restarts: int = 0
+    """How often its process was started again."""
     changed: anyio.Event = field(default_factory=anyio.Event)
     """Set, and replaced, when one of these changes."""
 
     @property
     def key(self) -> str:
-        """Identifies the program, and whose script it is: suites may have different ones with a name."""
+        """Identifies the program, and whose script it is: suites may have different programs of one name."""
         return self.program.key if self.script is None else f"{self.program.key} {self.script}"
 
     def change(self) -> None:

@@ -1,4 +1,4 @@
-"""Which servers can start as forks, and what the process that they are forked from has to be."""
+"""Programs of servers that can start as forks, and requirements on the process that they are forked from."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COMPARED_NAMES = (
     *("LANG", "LANGUAGE", "TZ", "PATH", "HOME", "OPENSSL_CONF", "OPENSSL_MODULES", "SSL_CERT_FILE"),
     *("SSL_CERT_DIR", "TMPDIR", "TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"),
 )
-"""Variables that interpreters and the C library read when they start: a fork has those of its origin."""
+"""Variables that interpreters and the C library read when they start: a fork has its origin's values."""
 PYTHON_VARIABLES = (
     *("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUTF8"),
     *("PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONOPTIMIZE"),
 )
-"""Those of Python's variables with which a server can be a fork."""
+"""Python's variables with which a server can be a fork."""
 _OPTIONS = re.compile(r"-[PuBOqs]+")
 _SHEBANG_BYTES = 256
 _PYTHON_NAME = re.compile(r"python(3(\.\d+)?)?")
@@ -69,7 +69,7 @@ class Program:
 def program_of(spec: JsonObject, files: RootFiles, *, merged: bool = False) -> Program:
     """The program of a server, of its SERVER object. Raises NotPythonError. Blocks.
 
-    `merged`: whether its sandbox's memory is merged with that of others.
+    `merged`: whether its sandbox's memory is merged with other sandboxes'.
     """
     if not isinstance(files, HostFiles):
         raise NotPythonError("its sandbox has the files of an image")

@@ -1,6 +1,6 @@
 """Program in a Prime sandbox: starts the first process, attaches streams to it, packs and unpacks files.
 
-Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, standard library. Subcommands:
+Sent to the sandbox as text, after `inside_archives`: Python 3.10, standard library. Subcommands:
 
     start CONFIG                start the first process; print `ready`
     attach SURVIVES             connect stdin, stdout and stderr of this process to the first process
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FOLDER = "/tmp/decathlon"
 PART_BYTES = 8 << 20
 HAND_OVER_SECONDS = 5
-"""How long an attachment may take to pass on its input when another one replaces it."""
+"""How long an attachment may take to pass on its input when another attachment replaces it."""
 QUIET_SECONDS = 0.2
 """Without input for so long, no more comes: the service may answer before it has passed everything on."""
 PAUSE_SECONDS = 30
@@ -82,7 +82,7 @@ def supervise(config, done):
     # Both ends, so that its output does not end or break while nobody is attached, and not before the report.
     outputs = [os.open(f"{FOLDER}/{name}", os.O_RDWR) for name in ("stdout", "stderr")]
     oom_kills = out_of_memory_kills()
-    # From here on, the next process is the first of a new PID namespace; this one starts no other.
+    # From here on, the next process is the first of a new PID namespace; this process starts no other.
     libc_call("unshare", NEWPID)
     pid = os.fork()
     if pid == 0:

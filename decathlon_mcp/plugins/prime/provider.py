@@ -356,7 +356,7 @@ def create(context: ProviderContext[PrimeOptions]) -> PrimeProvider:
 
 
 class PrimeInventory:
-    """The account's sandboxes. `provider`: one that opens none, and is entered."""
+    """The account's sandboxes. `provider`: opens no sandbox, and is entered."""
 
     name = PrimeProvider.name
 

@@ -50,7 +50,7 @@ COMMAND_SECONDS = 600
 ATTACH_SECONDS = 20.0
 """From the request to the first line of an attachment, which may wait for the previous one's input."""
 RETRY_SECONDS = (0.2, 1.0, 5.0)
-"""For commands, and the first attachment. Later ones are made again by the connection to the driver."""
+"""For commands, and the first attachment. The connection to the driver repeats later attachments."""
 STATE_SECONDS = 5.0
 """Limit on `Sandbox.is_running`, and on removing parts that go with the sandbox anyway."""
 
@@ -61,7 +61,7 @@ class PrimeSandbox:
     """See `base.Sandbox`. `id` is the service's.
 
     The first process has named pipes inside as its standard streams. A process of the service's carries them,
-    the attachment. If its stream is cut, `reopen` makes another one, which ends it.
+    the attachment. If its stream is cut, `reopen` makes another attachment, which ends it.
     """
 
     image_digest: str | None = None  # the service does not say
@@ -126,7 +126,7 @@ class PrimeSandbox:
             raise SandboxLostError("the sandbox is paused")
 
     async def _attach(self) -> None:
-        """Replace the attachment by a new one; there is none for a paused sandbox.
+        """Replace the attachment; there is none for a paused sandbox.
 
         Raises SandboxLostError if the first process has ended, and ProviderUnavailableError.
         """

@@ -1,1 +1,1 @@
-"""Whether this machine is ready, and what each task lacks here: `doctor`, `tasks`, the checks of `serve`."""
+"""Readiness of this machine and of tasks on it: `doctor`, `tasks`, the checks of `serve`."""

@@ -118,7 +118,7 @@ async def _findings(settings: Settings, host_name: str, port: int) -> AsyncGener
     yield Finding("python", True, f"{platform.python_version()} at {sys.executable}")
     if unknown := unknown_variables():
         described = describe_unknown_variables(unknown)
-        # One that is probably misspelt does not do what its user expects.
+        # A misspelt variable does not do what its user expects.
         yield finding(
             "variables",
             not any(unknown.values()),

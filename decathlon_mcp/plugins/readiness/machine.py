@@ -1,4 +1,4 @@
-"""What is not ready on this machine: its packages, the starter's servers, the merging of memory."""
+"""Checks of this machine: its packages, the starter's servers, the merging of memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def check_machine(
 
 def _check_starter_servers(suite: Suite, catalogue: Catalogue) -> Finding:
     absent = {name: module for name, module in STARTER_SERVERS.items() if find_spec(module) is None}
-    # Their newest versions need mcp 2.2 and 2.3. With an older one tasks that need them cannot be started.
+    # Their newest versions need mcp 2.2 and 2.3. With an older `mcp`, tasks that need them cannot be started.
     programs = {
         name: MissingProgram(module, downloadable=False, cure=STARTER_CURE) for name, module in absent.items()
     }

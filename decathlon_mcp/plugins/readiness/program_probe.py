@@ -81,7 +81,7 @@ def npm_package(root: Path, package: str) -> tuple[str, bool] | None:
 
 
 def uv_tool(package: str) -> tuple[str, bool] | None:
-    """`uvx` finds an installed tool or one in its cache, whose entries do not tell what they contain."""
+    """`uvx` finds an installed or cached tool, whose entries do not tell what they contain."""
     name = re.sub(r"[-_.]+", "-", re.split(r"[\[=<>@~! ]", package)[0]).lower()
     data = Path(os.environ.get("XDG_DATA_HOME") or HOME / ".local/share")
     cache = Path(os.environ.get("UV_CACHE_DIR") or HOME / ".cache/uv")

@@ -80,7 +80,7 @@ def read_zone(output: str) -> tzinfo | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderFinding(Finding):
-    """The rubrics or the evaluators of one suite. `errors`: errors of broken ones, by the task's id."""
+    """The rubrics or the evaluators of one suite. `errors`: by the task's id."""
 
     suite: str
     errors: Mapping[str, SuiteError] = field(default_factory=dict[str, SuiteError])

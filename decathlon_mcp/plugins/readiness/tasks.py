@@ -360,10 +360,9 @@ class WayToRun:
     """How a task can run.
 
     `recording`: it needs the internet, or a recording of it. `to_record`: credentials that it lacks and that
-    only recording takes. `services`: those that its episodes can have to themselves and that are not hosted,
-    as texts for people. `missing`: whatever else it lacks, as texts for people; with any, it cannot run, and
-    its text has `to_record` among them. `broken`: files of the checkout with errors; with any, it cannot run
-    either.
+    only recording takes. `services`: unhosted services that each episode can start for itself, as texts for
+    people. `missing`: whatever else it lacks, as texts for people; with any, it cannot run, and its text has
+    `to_record` among them. `broken`: files of the checkout with errors; with any, it cannot run either.
     """
 
     recording: bool = False
@@ -446,7 +445,7 @@ def way_to_run(suite: Suite, task: Task, missing: Sequence[MissingRequirement]) 
 
 
 def count_ways(ways: Iterable[WayToRun]) -> dict[str, int]:
-    """The number of tasks for each way; those with a missing requirement last, together."""
+    """The number of tasks for each way; tasks with a missing requirement last, together."""
     counts: dict[str, int] = {}
     for way in ways:
         text = _without_key(way).text

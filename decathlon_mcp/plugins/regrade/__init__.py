@@ -1,1 +1,1 @@
-"""Kept attempts are graded again with the evaluators of now: `regrade`."""
+"""Grading of kept attempts again, with the present evaluators: `regrade`."""

@@ -121,7 +121,7 @@ class AttemptFiles(KeptFiles):
         return value
 
     def remove(self, *names: str) -> None:
-        """Delete files; those that do not exist are ignored. Raises OSError."""
+        """Delete files; missing files are ignored. Raises OSError."""
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
@@ -160,7 +160,7 @@ _CACHE = "__pycache__"
 def content_ids(archive: Path, folder: PurePosixPath) -> dict[str, str]:
     """The entries of an archive below `folder`, by their path in it, each with an id of its content.
 
-    The id of a file is the SHA-256 of its content, that of a symlink begins with `->`. Modes and times do not
+    The id of a file is the SHA-256 of its content, a symlink's id begins with `->`. Modes and times do not
     count; Python's caches are left out. Blocks. Raises BadRequestError.
     """
     return {name: entry.id for name, entry in _scan(archive, folder).items()}
@@ -280,8 +280,8 @@ class KeptAttempt:
     """One closed attempt, as it is in `attempt.json`.
 
     `attempt` has no calls when it was read from a file. `task_id` is the task's id within its suite,
-    `language` that of the task. `in_place`: it was graded in the agent's sandbox, of which nothing is kept.
-    `sealed`: preprocess has changed the task's folder, so that `KEPT_SEALED` exists.
+    `language` the task's language. `in_place`: it was graded in the agent's sandbox, of which nothing is
+    kept. `sealed`: preprocess has changed the task's folder, so that `KEPT_SEALED` exists.
     """
 
     attempt: Attempt
@@ -306,7 +306,7 @@ class KeptAttempt:
     @classmethod
     def parse(cls, values: JsonObject) -> Self:
         """Read the content of `attempt.json`. Raises BadRequestError."""
-        # Not a pydantic model: those refuse texts with lone surrogates, which an agent can send.
+        # Not a pydantic model: pydantic refuses texts with lone surrogates, which an agent can send.
         if values.get("version") != VERSION:
             raise BadRequestError(
                 f"{ATTEMPT_FILE} has version {values.get('version')!r}; this release reads version {VERSION}"

@@ -1,4 +1,4 @@
-"""`regrade`: grades kept attempts again with the evaluators of now, and shows what changed."""
+"""`regrade`: grades kept attempts again with the present evaluators, and shows what changed."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def regrade_selected(settings: Settings, selection: Selection, write: bool
 
 
 def _select(journals: Path, selection: Selection, others: bool) -> tuple[list[Path], list[Result]]:
-    """The folders of the selected episodes, and the results of those that cannot be graded. Blocks.
+    """The folders of the selected episodes, and the results of episodes that cannot be graded. Blocks.
 
     `others`: another server uses the state folder, so that an episode without an end may be one of its own.
     """

@@ -1,4 +1,4 @@
-"""Grades kept attempts again, with the evaluators that the suites have now.
+"""The grader of kept attempts, with the evaluators that the suites have now.
 
 The same filters apply as in the first grading: the kept workspace comes from the agent's sandbox. The other
 kept files are trusted as the rest of the state folder is.
@@ -105,7 +105,7 @@ def _has_ended(folder: Path) -> bool:
 class Regrader:
     """Grades kept attempts again in sandboxes of a running registry, which starts no episode for it.
 
-    `other_image`: the sandboxes have the image of the registry's settings, not that of the first grading.
+    `other_image`: the sandboxes have the image of the registry's settings, not the first grading's.
     """
 
     def __init__(self, registry: EpisodeRegistry, *, other_image: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What Toolathlon hangs on the episodes of a suite, whose profile says which parts it uses, and its releases.
+"""Toolathlon's hooks on the episodes of a suite, whose profile says which parts it uses; and its releases.
 
 Toolathlon-Verified is upstream's repaired release of the same 108 tasks (2026-06-30,
 https://toolathlon.xyz/docs/blog/toolathlon-verified). It changed 83 of them, so that rewards of one release

@@ -78,7 +78,7 @@ class TrajectoryLog:
 def task_status(attempt: Attempt, profile: SuiteProfile) -> str:
     """Upstream's `TaskStatus` of a closed attempt.
 
-    In a suite that requires a claim, one without is `failed`, as in toolathlon_gym.
+    In a suite that requires a claim, an attempt without a claim is `failed`, as in toolathlon_gym.
     """
     if attempt.truncated:
         return "max_turns_reached"
@@ -88,7 +88,7 @@ def task_status(attempt: Attempt, profile: SuiteProfile) -> str:
 def eval_res(attempt: Attempt, profile: SuiteProfile, verdict: Verdict) -> JsonObject:
     """The content of `eval_res.json`. `pass` is null for an attempt that upstream does not evaluate.
 
-    One that a limit ended has a result if it was graded here.
+    An attempt that a limit ended has a result if it was graded here.
     """
     status = task_status(attempt, profile)
     graded = status == "success" or (status == "max_turns_reached" and verdict.status == "scored")

@@ -7,7 +7,7 @@ it belongs to. Any other is closed. The modes of the proxy:
 
 - `regular`: clients that use HTTP_PROXY and HTTPS_PROXY;
 - `reverse:http` and `reverse:https`: clients that were led here by name resolution, whose requests have only
-  a path; the site is the one that they name in `Host`.
+  a path; they name the site in `Host`.
 """
 
 from __future__ import annotations
@@ -397,9 +397,9 @@ def _streams(client: connection.Client, which: connection.Connection) -> Any:
 
 
 def _set_target(flow: http.HTTPFlow) -> None:
-    """Make the request's address that of the site that it is sent to, in the form of `host_name`.
+    """Make the request's address name the site that it is sent to, in the form of `host_name`.
 
-    Raises RefusedTargetError if the request names another one anywhere: a site, or a server in front of many
+    Raises RefusedTargetError if the request names another site anywhere: a site, or a server in front of many
     sites, may answer for that.
     """
     request, sni = flow.request, flow.client_conn.sni

@@ -282,7 +282,7 @@ def compare_with_web(exchanges: Sequence[Exchange]) -> Iterator[Comparison]:
     """Ask the sites again, a few at once; the results are in the order of the addresses. Blocks.
 
     Only the first response to each GET is compared. Requests with credentials are skipped, since the
-    recording has none, and so are those that may change something.
+    recording has none, and so are requests that may change something.
     """
     first = {(exchange.url, exchange.method): exchange for exchange in reversed(exchanges)}
     # A redirect is a response of its own in a recording, and recorded bodies have no content encoding.

@@ -1,4 +1,4 @@
-"""The connections of sandboxes to the proxy: what each may send, hold and wait for.
+"""The connections of sandboxes to the proxy: limits on the bytes, memory and waits of each.
 
 mitmproxy reads whatever comes, keeps it until a message is complete, and writes without looking at what has
 been read. So the addon puts a reader of its own between mitmproxy and each connection.
@@ -71,7 +71,7 @@ class Sandbox:
 
     @asynccontextmanager
     async def room(self) -> AsyncGenerator[None]:
-        """One recorded response may be read from the recording, once most of the earlier ones are written."""
+        """One recorded response may be read from the recording, once most earlier responses are written."""
         async with self._answers:
             while self._unread > MAX_UNREAD_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(DRAINED_SECONDS)
@@ -84,11 +84,13 @@ class Sandbox:
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One connection of a sandbox. `buffered`: bytes that were written to it and are still in memory."""
+    """One connection of a sandbox."""
 
     sandbox: Sandbox
     buffered: Callable[[], int]
+    """Bytes that were written to the connection and are still in memory."""
     received_bytes: int = 0
+    """Bytes of the requests that are not answered."""
     answer_bytes: int = 0
     """Size of a recorded response that has not been written yet."""
     body: bytearray | None = None
@@ -96,12 +98,14 @@ class Client:
     failure: str = ""
     """Why the last connection to a site failed."""
     transports: WeakSet[asyncio.BaseTransport] = field(default_factory=WeakSet[asyncio.BaseTransport])
-    """Its own, and those to sites."""
+    """Transports to the sandbox and to sites."""
     _request_bytes: int = 0
     """Size of the request that is not answered, as far as it has been parsed."""
     _site_unparsed: int = 0
+    """Bytes of a site's response that are not parsed yet."""
     _state: Literal["idle", "head", "body", "response"] = "head"
     _since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    """Start of `_state`, or of the latest progress in it."""
 
     def close(self) -> None:
         """Close what mitmproxy has left open."""

@@ -1,7 +1,7 @@
-"""Exchanges of the recorded web: how the parts of the plug-in pass them on, and which one answers a request.
+"""Exchanges of the recorded web: how the plug-in's parts pass them on, and which exchange answers a request.
 
 Server and addon send each other JSON objects, one a line. The server writes to the addon's stdin, the addon
-to its stdout. The first line from the server is a `Configuration`, the first one from the addon a `Ready`.
+to its stdout. The first line from the server is a `Configuration`, the first line from the addon a `Ready`.
 From then on the server sends requests, and the addon answers each with its `id`, not always in their order:
 
     {"id": N, "do": "open", ...}                             a `SessionSpec`
@@ -9,7 +9,7 @@ From then on the server sends requests, and the addon answers each with its `id`
     {"id": N, "do": "counts", "episode": ID}                 -> {"id": N, ...}: `EpisodeCounts`
     {"id": N, "do": "close", "episode": ID}                  as `counts`, and ends the episode's sessions
 
-The proxy connects to public addresses and to named ones (`public_address`, `named_address`): it runs on the
+The proxy connects to public and to named addresses (`public_address`, `named_address`): it runs on the
 server's machine, and must not lead to what listens there, or in the networks around it.
 
 An answer is `{"id": N, ...}`, or `{"id": N, "error": STR}`. The addon ends with its stdin.
@@ -130,7 +130,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Where the proxy listens: for clients with a proxy setting, and for those that were led there by name.
+    """Where the proxy listens: for clients with a proxy setting, and for clients that were led there by name.
 
     `authority` is the certificate of its authority (PEM).
     """
@@ -188,7 +188,7 @@ def host_name(authority: str) -> str:
     """The host of `HOST[:PORT]` as two of them are compared: ASCII in lower case, without a final dot.
 
     An IPv6 address has no brackets. Raises RefusedTargetError for what is no name and no address: a resolver
-    may accept more characters than that, and an address with them would be read as that of another host.
+    may accept more characters than that, and an address with them would be read as another host's.
     """
     match = _AUTHORITY.fullmatch(authority)
     host = "" if match is None else match["host"].rstrip(".")
@@ -291,7 +291,7 @@ _ADDRESS_HEADERS = frozenset({"location", "content-location", "link", "refresh"}
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """What identifies a request in a recording. `url` is redacted; `variant` is that of the response."""
+    """What identifies a request in a recording. `url` is redacted; `variant`: of the response."""
 
     digest: str
     variant: str
@@ -314,7 +314,7 @@ def request_key(request: WebRequest) -> RequestKey:
 def normal_url(url: str) -> str:
     """The address without user, fragment, default port and cache busters, with credentials redacted.
 
-    Query parameters are sorted by their names; those of the same name keep their order.
+    Query parameters are sorted by their names; parameters of the same name keep their order.
     """
     parts = urlsplit(url)
     pairs = [
@@ -327,7 +327,7 @@ def normal_url(url: str) -> str:
 
 
 def _is_cache_buster(name: str, value: str) -> bool:
-    """Whether a query parameter only tells a request from an earlier one."""
+    """Whether a query parameter only distinguishes repeated requests."""
     if _CACHE_BUSTER.fullmatch(name):
         return value.replace(".", "").isdecimal()
     moment = _TIME.fullmatch(value)
@@ -350,7 +350,7 @@ def storable(request: WebRequest, response: WebResponse) -> WebResponse:
         if lowered in _DROPPED_HEADERS or is_secret_name(lowered):
             continue
         if lowered == "content-length" and request.method.upper() != "HEAD":
-            continue  # that of the body as it is stored
+            continue  # the stored body has another length
         size += len(name) + len(value)
         if size > MAX_HEADER_BYTES:
             break

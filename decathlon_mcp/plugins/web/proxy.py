@@ -82,8 +82,8 @@ _PROCESS_ERRORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyOptions:
-    """`program`: path of `mitmdump`. `authorities`: PEM file of those that sites' certificates are checked
-    with, by default mitmproxy's own list.
+    """`program`: path of `mitmdump`. `authorities`: PEM file of the authorities for sites' certificates, by
+    default mitmproxy's own list.
     """
 
     program: Path
@@ -146,7 +146,7 @@ class WebProxy:
         self._ready: Ready | None = None
         self._sessions: dict[str, SessionSpec] = {}
         self._requests: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        """Those without an answer so far, by their number."""
+        """Requests without an answer so far, by their number."""
         self._last_id = 0
         self._sending = anyio.Lock()
         self._stderr = ""
@@ -347,7 +347,7 @@ def _command(options: ProxyOptions, authority: Path, addon: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The server's variables without those of its Python and its own settings."""
+    """The server's variables without its own settings and variables of its Python."""
     inherited = {
         name: value
         for name, value in os.environ.items()

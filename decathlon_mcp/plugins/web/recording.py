@@ -1,8 +1,8 @@
 """A recording: the web as the sandboxes of one task saw it, in one SQLite file.
 
 A recording belongs to a suite, its revision and a task, and fixes the launch time of the episodes that use
-it. It has an exchange for each time that a request was made: the n-th one of the same request in a sandbox
-gets the n-th response, and later ones the last. Bodies are stored once, compressed. Requests without a
+it. It has an exchange for each time that a request was made: the n-th occurrence of a request in a sandbox
+gets the n-th response, later occurrences the last. Bodies are stored once, compressed. Requests without a
 response are listed too; where the site could not be reached, replays fail in the same way.
 """
 
@@ -32,10 +32,10 @@ EXCHANGE_BYTES = 1024
 MAX_ROLLOUTS = 200
 """Of more rollouts, the oldest are forgotten."""
 MAX_UNANSWERED = 1000
-"""Of more requests without a response, those that were not made for longest are forgotten."""
+"""Of more requests without a response, the longest unused are forgotten."""
 MAX_REASON_CHARACTERS = 500
 BUSY_SECONDS = 20.0
-"""How long a lock of another process on the file, such as that of `recordings prune`, is waited for."""
+"""How long a lock of another process on the file, such as `recordings prune`, is waited for."""
 RUNNABLE_RATE = 0.9
 """Part of the requests of another rollout that a recording has to answer."""
 
@@ -74,23 +74,25 @@ class RecordingId:
     task: str
 
     def path(self, folder: Path) -> Path:
-        """Its file. `folder` is that of all recordings."""
+        """Its file. `folder` has all recordings."""
         suite, task, revision = (_file_name(name) for name in (self.suite, self.task, self.revision))
         return folder / suite / task / f"{revision}{SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One recorded exchange without its body, which has `size` bytes and the SHA-256 `body`."""
+    """One recorded exchange without its body."""
 
     part: str
     request: str
     variant: str
     number: int
+    """Which occurrence of the request in its sandbox, from 0."""
     method: str
     url: str
     status: int
     body: str
+    """SHA-256 of the body, which has `size` bytes."""
     size: int
     recorded_at: str
 
@@ -197,7 +199,7 @@ class Recording:
     def find(self, part: Part, key: RequestKey, number: int) -> WebResponse | None:
         """The response to the request that a sandbox makes for the `number`-th time, from 0.
 
-        Of responses to other variants of the request, those that were recorded first.
+        Of responses to other variants of the request, the first that was recorded.
         """
         # A part of a page (206) is no answer to who asks for all of it, or for another part.
         row = self._row(
@@ -231,7 +233,7 @@ class Recording:
         return next(iter(self._rows(query, values)), None)
 
     def add(self, part: Part, key: RequestKey, number: int, response: WebResponse) -> None:
-        """Store a response, in place of one with the same number. Raises RecordingFullError."""
+        """Store a response, replacing a response of the same number. Raises RecordingFullError."""
         digest = hashlib.sha256(response.body).hexdigest()
         now = datetime.now(UTC).isoformat(timespec="microseconds")
         headers = json.dumps(response.headers.items)
@@ -334,7 +336,7 @@ class Recording:
 
 
 def hit_rate(rollouts: list[Rollout]) -> float | None:
-    """Part of the requests that the recording answered in rollouts that differ from those it was made of.
+    """Part of the requests that the recording answered in rollouts that differ from its own.
 
     None if there was none with a request.
     """

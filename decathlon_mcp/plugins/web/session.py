@@ -1,4 +1,4 @@
-"""Sessions: how the requests of one sandbox are answered, and what of them is recorded.
+"""Sessions: answers to the requests of one sandbox, and their recording.
 
 A session counts how often its sandbox has made each request, so that every sandbox sees the same responses in
 the same order. In mode `replay-or-record`, sandboxes that make a request at the same time which the recording
@@ -67,7 +67,7 @@ UNREACHABLE_STATUS = 502
 MAX_MISSES = 200
 """Different requests without an answer that a session remembers."""
 WAIT_SECONDS = 20.0
-"""How long a sandbox waits for another one that asks a site for the same, and may never read the answer."""
+"""How long a sandbox waits for another that asks a site for the same, and may never read the answer."""
 SETTLE_SECONDS = 10.0
 """How long the counts of a session wait for what is being recorded."""
 MAX_KEYS = 20_000
@@ -146,13 +146,14 @@ class PendingExchange:
 
 @dataclass(slots=True)
 class Session:
-    """The requests of one sandbox. `max_response_bytes`: longest body that is recorded."""
+    """The requests of one sandbox."""
 
     id: str
     mode: Mode
     part: Part
     recording: SharedRecording
     max_response_bytes: int
+    """Longest body that is recorded."""
     counts: Counts = field(default_factory=Counts)
     problem: str = ""
     """Why something could not be recorded, the last time."""
@@ -161,7 +162,9 @@ class Session:
     missed: Counter[RequestKey] = field(default_factory=Counter[RequestKey])
     """The requests without an answer, and how often each was made."""
     _numbers: Counter[str] = field(default_factory=Counter[str])
+    """How often each request was made."""
     _storing: int = 0
+    """Number of exchanges that are being stored."""
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: WebRequest, room: Room = nullcontext) -> WebResponse | PendingExchange:

@@ -3,11 +3,11 @@
     python3 -c SOURCE '{"authority": PEM, "folder": DIR, "search": [DIR...], "system": BOOL,
                         "resolver": BOOL}'
 
-In `folder` it writes `authority.pem` and `bundle.pem`, the authorities that the sandbox has with this one
-added. With `system`, where the sandbox has file systems of its own, it also adds the authority
+In `folder` it writes `authority.pem` and `bundle.pem`, the authorities of the sandbox and this authority.
+With `system`, where the sandbox has file systems of its own, it also adds the authority
 
 - to the system's bundles, and to the folder in which OpenSSL looks for single certificates;
-- to the bundles of the Python environments below `search` (certifi, that of pip, httplib2);
+- to the bundles of the Python environments below `search` (of certifi, pip and httplib2);
 - to Chromium: in the certificate store of NSS (with `certutil`, if there is one), and as a managed policy.
 
 With `resolver`, /etc/resolv.conf names 127.0.0.1. The channel gets `{"bundles": N, "nss": BOOL,

@@ -1,6 +1,6 @@
 """Traces of hidden folders among the files that a sandbox is shown.
 
-A folder with answers is replaced by an empty one, but what is in it can be had or guessed from other files
+A folder with answers is replaced by an empty folder, but what is in it can be had or guessed from other files
 too: repositories with its history, lists of installed files with their sizes and hashes, other installations
 of the bundled suite.
 """
@@ -32,21 +32,21 @@ MAX_ENTRIES = 4_000_000
 MAX_DEPTH = 100
 SEARCH_SECONDS = 120.0
 MAX_LIST_BYTES = 32 << 20
-"""A longer list of files is replaced by an empty one."""
+"""A longer list of files is replaced by an empty list."""
 MAX_COVERED = 200
 _MAX_POINTER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What else must not be seen. `folders`: to be replaced by empty ones. `files`: with another content."""
+    """What else must not be seen. `folders`: empty inside. `files`: with another content."""
 
     folders: tuple[Path, ...]
     files: Mapping[Path, bytes]
 
 
 def repositories_of(folder: Path) -> Iterator[Path]:
-    """The repositories that may have the history of a folder: in it, above it, and what those lead to."""
+    """The repositories that may have the history of a folder: in it, above it, and where these lead to."""
     for above in (folder, *folder.parents):
         for name in REPOSITORIES:
             yield from _repository(above / name)
@@ -111,7 +111,7 @@ def find_traces(shown: Iterable[Path], hidden: Iterable[Path]) -> Traces:
 
 
 def _walk(folders: Iterable[Path], hidden: set[Path]) -> Iterator[os.DirEntry[str]]:
-    """All entries below, but not those of hidden folders and copies of the bundled suite."""
+    """All entries below, without hidden folders and copies of the bundled suite."""
     remaining, deadline = MAX_ENTRIES, time.monotonic() + SEARCH_SECONDS
     waiting = [(str(folder), 0) for folder in folders]
     skipped = {str(folder) for folder in hidden}

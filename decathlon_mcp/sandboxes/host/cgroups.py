@@ -1,8 +1,8 @@
 """Limits on the memory, CPU time and number of processes of a sandbox, by control groups of its own.
 
-Each controller is used where the kernel has it: in a hierarchy of version 1, or in that of version 2. The
-groups of sandboxes are created in the server's own group. In version 2 a group with processes passes no
-controller on, so there they are created in the nearest group above which does and in which the server may
+Each controller is used where the kernel has it: in a hierarchy of version 1, or in the hierarchy of version
+2. The groups of sandboxes are created in the server's own group. In version 2 a group with processes passes
+no controller on, so there they are created in the nearest group above which does and in which the server may
 create some: as root, below its service; as a user of systemd, in the user manager's slice, if the server was
 started by `systemd-run --user --scope`.
 """
@@ -47,7 +47,7 @@ class Hierarchies:
 
     @classmethod
     def of_this_process(cls, process: Path = Path("/proc/self")) -> Self:
-        """Look for groups in which this process may create others. Creates and removes one in each."""
+        """Look for groups in which this process may create others. Creates and removes a group in each."""
         try:
             groups = list(_own_groups(read_kernel_file(process / "cgroup")))
             mounts = list(_mounts(read_kernel_file(process / "mountinfo")))
@@ -82,7 +82,7 @@ class Hierarchies:
 
 
 def is_group(folder: Path, name: str, process: Path = Path("/proc/self")) -> bool:
-    """Whether a path is that of a control group with this name, which may not exist any more."""
+    """Whether a path belongs to a control group with this name, which may not exist any more."""
     if folder.name != name or ".." in folder.parts:
         return False
     try:
@@ -99,7 +99,7 @@ class Group:
         self.folders: Sequence[Path] = sorted(folders)
 
     def create(self, limits: Limits) -> None:
-        """Create it with these limits, those that its hierarchies have. Raises OSError."""
+        """Create it with these limits, as far as its hierarchies have them. Raises OSError."""
         for folder in self.folders:
             folder.mkdir()
             for name, value in _values(limits):
@@ -226,7 +226,7 @@ def _is_of(mount: _Mount, names: frozenset[str], controller: str) -> bool:
 
 
 def _parent(mount: _Mount, own: str, controller: str) -> Path | None:
-    """The folder of the group in which those of sandboxes are created; None if that is not possible."""
+    """The folder of the group in which sandboxes' groups are created; None if that is not possible."""
     relative = os.path.relpath(own, mount.top)
     if relative.startswith(".."):
         return None
@@ -243,7 +243,7 @@ def _parent(mount: _Mount, own: str, controller: str) -> Path | None:
 
 
 def _passes_on(group: Path, controller: str) -> bool:
-    """Whether groups in this one have the controller. Tries to switch it on."""
+    """Whether groups in this group have the controller. Tries to switch it on."""
     file = group / "cgroup.subtree_control"
     try:
         if controller in read_kernel_file(file).split():

@@ -80,9 +80,9 @@ def bubblewrap_command(
     shares_network: bool = False,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> BubblewrapCommand:
-    """The command line for one sandbox. `variables`: further ones of the first process.
+    """The command line for one sandbox. `variables`: further variables of the first process.
 
-    bubblewrap writes to `status` which process is the first one, and its exit code. `stack` closes the other
+    bubblewrap writes the first process's number and exit code to `status`. `stack` closes the other
     descriptors that it inherits. `shares_network`: the sandbox has this machine's network, its loopback
     interface included.
     """

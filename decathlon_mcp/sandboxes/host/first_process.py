@@ -119,7 +119,7 @@ class FirstProcess:
         return cls(process_id, pidfd, stream, stderr, folder=folder)
 
     async def reopen(self) -> None:
-        """Replace `stream` by a new one. Only for a process that survives. Raises SandboxLostError."""
+        """Replace `stream` by a new stream. Only for a process that survives. Raises SandboxLostError."""
         await self.stream.aclose()
         if self.ended.is_set():
             raise SandboxLostError("the sandbox's first process has ended")

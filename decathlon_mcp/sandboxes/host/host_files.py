@@ -1,8 +1,8 @@
 """This machine's own programs as the root file system of a sandbox: /usr, parts of /etc, the server's Python.
 
-Whatever else the machine has is absent: homes, the state folder, /run, /opt, /srv, /sys. Folders that may
-contain answers, and lie in one of those that are there, are replaced by empty ones, and so are their
-repositories. Lists with hashes of their files are replaced by others (`answer_traces`).
+Whatever else the machine has is absent: homes, the state folder, /run, /opt, /srv, /sys. Visible folders that
+may contain answers are replaced by empty folders, and so are their repositories. Lists with hashes of their
+files are replaced by others (`answer_traces`).
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ class HostFiles:
     replaced: Mapping[Path, bytes]
     """Files with another content inside."""
     environment: Mapping[str, str]
+    """Variables of the first process."""
     has_network: bool = False
     nameserver: IPv4Address | None = None
-    """That of a network of the sandbox's own."""
+    """In a network of the sandbox's own."""
     certificates: tuple[Path, ...] = ()
     """Files and folders that variables name."""
     hosts: bytes = HOSTS
@@ -104,7 +105,7 @@ class HostFiles:
     def of_this_server(cls, hidden: Iterable[Path] = ()) -> Self:
         """This machine's programs and the server's Python with its packages, without the hidden folders.
 
-        Blocks: it searches them for traces of those. Raises ProviderUnavailableError.
+        Blocks: it searches for traces of the hidden folders. Raises ProviderUnavailableError.
         """
         prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
         # `python3` is the server's own.
@@ -124,7 +125,7 @@ class HostFiles:
         return cls(*_view([*base, *prefixes], folders, hidden), environment, hosts=hosts)
 
     def with_network(self, nameserver: IPv4Address | None) -> Self:
-        """The same files for a sandbox with a network. `nameserver`: that of one of its own."""
+        """The same files for a sandbox with a network. `nameserver`: if the network is its own."""
         proxies = {name: value for name, value in os.environ.items() if name.lower() in PROXY_VARIABLES}
         certificates = {
             name: value
@@ -283,7 +284,7 @@ def _absolute(path: str | Path) -> Path:
 
 
 def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """The paths that lie in no other one."""
+    """The paths that lie in no other path."""
     found: list[Path] = []
     for path in sorted(dict.fromkeys(paths), key=lambda path: len(path.parts)):
         if not any(map(path.is_relative_to, found)):
@@ -294,7 +295,7 @@ def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
 class ProgramsIdentity:
     """Finds a text that changes when another Python is installed, or packages are.
 
-    Programs that are no Python packages, such as those of npm, can change without it.
+    Programs that are no Python packages, such as npm's, can change without it.
     """
 
     def __init__(self) -> None:

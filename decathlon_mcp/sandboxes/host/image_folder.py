@@ -38,7 +38,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SANDBOX_USER = 1_900_000_000
 """User and group of sandboxes if the server is root, and owner of what root unpacks. Belongs to nobody: below
 the ids that systemd and container engines give away (systemd, "Users, Groups, UIDs and GIDs"), and above
-those of people."""
+people's ids."""
 MAX_LINKS = 40
 """Symbolic links that are followed on one path, as by the kernel."""
 _CONFIG_BYTES = 1 << 20
@@ -56,7 +56,7 @@ class ImageFolder:
     """A root file system and what is known about it: the files of a sandbox, see `mounts.RootFiles`.
 
     `root` is the folder below `location` that is / inside. `environment` are the image's variables, `digest`
-    is that of the image, `sha256:...`; None if it is not known.
+    is the image's, `sha256:...`; None if it is not known.
     """
 
     location: Path

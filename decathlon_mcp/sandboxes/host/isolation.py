@@ -1,4 +1,4 @@
-"""How sandboxes with this machine's files are isolated: found out, and kept with the state folder.
+"""Isolation of sandboxes with this machine's files: found out, and kept with the state folder.
 
 Decided 2026-11-22: `why_unavailable` opens no sandbox of a provider but runs bubblewrap once with the same
 command line. The answer is needed before there is a provider, by the list of tasks.
@@ -7,9 +7,9 @@ Decided 2026-11-27: only what the kernel refuses, or a program that is missing, 
 isolate. Everything else (a time-out, no memory, no process, no descriptor, a signal) is a failed look, which
 is repeated and then an error. A machine that is busy when a server starts isolates a second later.
 
-Decided 2026-11-27: a server never isolates less than the servers before it on the same folder, unless it is
-told to. A probe that failed once, while the machine was busy, has ended every episode of a restarted server
-and let the next ones run as ordinary processes.
+Decided 2026-11-27: a server never isolates less than the servers before it on the same folder, unless a
+setting demands it. A probe that failed once, while the machine was busy, has ended every episode of a
+restarted server and let the next ones run as ordinary processes.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _USER_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 class HostIsolation:
     """How sandboxes with this machine's files are isolated.
 
-    `why`: why they are not; None if somebody chose that. `why_shared`: why those in namespaces that have a
-    network share this machine's; None if they have one of their own.
+    `why`: why they are not; None if somebody chose that. `why_shared`: why sandboxes in namespaces share this
+    machine's network, if any; None if they have their own.
     """
 
     isolation: Literal["namespaces", "none"]
@@ -105,10 +105,10 @@ class HostIsolation:
 def decide_isolation(
     mode: IsolationMode, state: Path, continued: Callable[[], Iterable[SandboxRow]]
 ) -> HostIsolation:
-    """How those sandboxes of a server are isolated. Asks the machine, for some 50 ms.
+    """How a server isolates sandboxes with this machine's files. Asks the machine, for some 50 ms.
 
-    `continued`: the sandboxes of episodes that the server may continue; what they have, the next ones have.
-    Raises SettingsError if the sandboxes must be isolated, which the machine does not allow, and
+    `continued`: the sandboxes of episodes that the server may continue; what they have, the next sandboxes
+    have. Raises SettingsError if the sandboxes must be isolated, which the machine does not allow, and
     ProviderUnavailableError if what it allows could not be found out.
     """
     if mode == "none":
@@ -204,7 +204,7 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _refuses(message: str) -> bool:
     """Whether bubblewrap failed with this message because of what this machine is, and not of its load."""
-    # In bubblewrap's own words, without that of the error, where it explains EPERM and EINVAL.
+    # bubblewrap explains EPERM and EINVAL in words of its own, without the error's.
     words = ("No permissions to create", "does not support user namespaces")
     if any(text in message for text in (*words, *map(os.strerror, _REFUSALS))):
         return True

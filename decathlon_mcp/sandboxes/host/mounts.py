@@ -1,4 +1,4 @@
-"""What a sandbox's root file system consists of, as arguments of bubblewrap, and who can reach its files.
+"""The mounts of a sandbox's root file system, as arguments of bubblewrap, and the users that reach its files.
 
 If the server is root, bubblewrap runs as a user that belongs to nobody, who may not enter /root. The Python
 that runs the server may lie there (uv, pyenv), although it is not secret itself. Root's processes can enter
@@ -131,7 +131,7 @@ class RootFiles(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """That of the image, `sha256:...`; None if there is none."""
+        """The image's digest, `sha256:...`; None without an image."""
         ...
 
     @property
@@ -157,7 +157,7 @@ class RootFiles(Protocol):
 
 
 def writable_folders(files: RootFiles, root: PurePosixPath, limits: Limits) -> list[WritableFolder]:
-    """The suite's root, the user's home and folders for what does not last, those that contain others first.
+    """The suite's root, the user's home and folders for what does not last; outer folders come first.
 
     Together they hold less than the sandbox's memory, so that full folders alone do not end it.
     """
@@ -260,7 +260,7 @@ def closed_parent(folder: Path) -> Path | None:
 
 @cache
 def _view_of_folders(closed: tuple[tuple[Path, Path], ...]) -> int:
-    """`closed`: folders to be reached, each with the one above that is closed."""
+    """`closed`: folders to be reached, each with its closed parent."""
     return _create_view(lambda: _open_folders(closed))
 
 

@@ -2,7 +2,7 @@
 
 Inside, the root file system is read-only; the suite's root, the user's home, /tmp, /run and /var/tmp are file
 systems in memory of limited size, which are reached through the first process. Processes have no
-capabilities, no way to new ones, and a filter of system calls (`seccomp`).
+capabilities, no way to gain any, and a filter of system calls (`seccomp`).
 
 Decided 2026-11-22: a sandbox never runs as the machine's root, whose files it could then change where the
 kernel asks for no capability (/proc/sys, the permissions of /dev/null). If the server is root, sandboxes run

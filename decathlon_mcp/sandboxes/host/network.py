@@ -1,4 +1,4 @@
-"""A network of a sandbox's own, which leads to other machines and never to this one.
+"""A network of a sandbox's own, which leads to other machines and never to this machine.
 
 slirp4netns(1) receives what the sandbox sends and passes it on through sockets of this machine, so it also
 reaches what listens here: it refuses this machine's loopback interface, and routes in the sandbox refuse
@@ -37,8 +37,8 @@ TUN = Path("/dev/net/tun")
 INSTALL = "install slirp4netns and iproute2 (apt-get install slirp4netns iproute2)"
 OPEN_TUN = f"load the kernel's module tun, and allow the server's user to read and write {TUN}"
 REFUSED = ("169.254.0.0/16", "224.0.0.0/4")
-"""Besides this machine's addresses: those of the link, such as a cloud's metadata, and groups, in which this
-machine may be."""
+"""Besides this machine's addresses: link-local, such as a cloud's metadata, and groups, in which this machine
+may be."""
 END_SECONDS = 2.0
 """How long slirp4netns may take to end after SIGKILL."""
 _LOG_BYTES = 4096
@@ -54,7 +54,7 @@ class OwnNetwork:
     """How sandboxes of this machine get a network of their own.
 
     `program` is the path of slirp4netns, and `launcher` a command line that executes it where it can open
-    TUN. `subnet` is that of every sandbox; this machine has no address in it.
+    TUN. `subnet` is the same for every sandbox; this machine has no address in it.
     """
 
     program: str
@@ -198,7 +198,7 @@ def open_namespaces(first_process: ProcessId, stack: ExitStack) -> tuple[int, in
     try:
         network = os.open(f"/proc/{first_process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, network)
-        # The first process may be in another one, which bubblewrap has created for its user.
+        # The first process may be in another namespace, which bubblewrap has created for its user.
         user = fcntl.ioctl(network, _NS_GET_USERNS)
         stack.callback(os.close, user)
     except OSError as error:
@@ -217,7 +217,7 @@ def _refused_routes() -> str:
 
 
 def _machine_addresses() -> list[IPv4Network]:
-    """Every address of this machine, those of container bridges too, except its loopback.
+    """Every address of this machine, also of container bridges, except its loopback.
 
     Raises ProviderUnavailableError.
     """

@@ -1,4 +1,4 @@
-"""What there is to know of the provider `host` without creating it."""
+"""The plug-in of the provider `host`, with all that is known without creating it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of sandboxes: which of this machine's they are, and how they are stopped and killed.
+"""The processes of sandboxes among this machine's processes, and how they are stopped and killed.
 
 They are a sandbox's first process and its descendants. Of other processes nothing is read. A first process
 that is one of a PID namespace, or a child subreaper (`payloads.subreaper`), adopts every process that loses
@@ -117,20 +117,21 @@ def is_alive(process_id: ProcessId | None) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Stopping, or killing, the processes of one sandbox.
-
-    `root`: its first process. `done` is None as long as it is not decided; `woken` is set then, or when the
-    task that waits for it is to make the rounds.
-    """
+    """Stopping, or killing, the processes of one sandbox."""
 
     root: ProcessId | None
+    """The sandbox's first process."""
     kill: bool
     done: bool | None = None
+    """None as long as it is not decided."""
     woken: anyio.Event = field(default_factory=anyio.Event)
+    """Set when `done` is, or when the waiting task is to make the rounds."""
     round_count: int = 0
     started_at: float = 0.0
     known: set[ProcessId] = field(default_factory=set[ProcessId])
+    """Processes that were found so far."""
     stop_sent: set[ProcessId] = field(default_factory=set[ProcessId])
+    """Processes that have got SIGSTOP."""
 
     def advance(self, now: float) -> None:
         """Send the signals that are due, and decide whether the job is done."""
@@ -138,8 +139,8 @@ class _Job:
         self.round_count += 1
         members = living_members(self.root, self.known)
         self.known |= members.keys()
-        # A process acts on the signal before it can start another one, and an uninterruptible process before
-        # it can do anything else.
+        # A process acts on the signal before it can start another process, and an uninterruptible process
+        # before it can do anything else.
         unstopped = [
             process_id
             for process_id, process in members.items()
@@ -170,7 +171,7 @@ class ProcessSignaller:
         self._thread = CapacityLimiter(1)
 
     async def stop(self, root: ProcessId | None) -> bool:
-        """Stop all processes (SIGSTOP), including those that are forked meanwhile; whether they have."""
+        """Stop all processes (SIGSTOP), also if forked meanwhile; whether all have stopped."""
         return await self._run(_Job(root, kill=False))
 
     async def kill(self, root: ProcessId | None) -> bool:
@@ -179,7 +180,7 @@ class ProcessSignaller:
 
     async def _run(self, job: _Job) -> bool:
         # One waiting task makes the rounds for all jobs. Several hundred sandboxes that end together take
-        # hardly more rounds than one, and one whose processes do not end delays no other.
+        # hardly more rounds than a single sandbox, and a sandbox whose processes do not end delays no other.
         self._jobs.append(job)
         try:
             while job.done is None:

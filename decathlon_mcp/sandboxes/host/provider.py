@@ -1,17 +1,17 @@
 """Opens sandboxes that are processes of this machine, reattaches them and removes them. Requires Linux.
 
-There are two axes. Files: this machine's own (`host_files`), or, if the spec names an image, those of an
-unpacked one (`image_folder`). Kernel: this machine's, or one that a plug-in has (`NamespaceSandbox.kernel`).
-Both are in namespaces; or there is no isolation at all (`plain`), and then neither axis.
+There are two axes. Files: this machine's own (`host_files`), or, if the spec names an image, an unpacked
+image's (`image_folder`). Kernel: this machine's, or a plug-in's (`NamespaceSandbox.kernel`). Both are in
+namespaces; or there is no isolation at all (`plain`), and then neither axis.
 
 With this machine's files, every sandbox has the suite's root at the same path, so that a task's prompt is the
 same in every episode. The network has a loopback interface and nothing else, unless the task needs more: then
-it leads to other machines too, and to nothing else of this one (`network`). Where that is not possible, it is
-this machine's own.
+it leads to other machines too, and to nothing else of this machine (`network`). Where that is not possible,
+it is this machine's own.
 
 Decided 2026-11-22: no outbound network with an image. In the host's network namespace a sandbox would reach
-the services on the host's loopback interface, and one of its own needs another /etc/resolv.conf than that of
-the image, which may have none.
+the services on the host's loopback interface, and a network of its own needs another /etc/resolv.conf than
+the image's, which may be missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder of a sandbox of this machine: what a server notes there, for the next one, and its removal."""
+"""The folder of a sandbox of this machine: notes of a server for the next server, and its removal."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def unfinished_folder_prefix(owner: str) -> str:
 
 
 def sandbox_owners(folder: Path) -> dict[str, str]:
-    """The owner of each sandbox whose folder this user has made in this one, by its name.
+    """The owner of each sandbox whose folder this user has made in `folder`, by its name.
 
     An unfinished folder has a name of its own, which says the owner. Raises ProviderUnavailableError. Blocks.
     """
@@ -100,7 +100,7 @@ def read_owner(folder: Path) -> str | None:
 
 
 def read_record(folder: Path, name: str) -> str | None:
-    """A file that a server has written into a sandbox's folder; None if it is missing, or is none of those.
+    """A file that a server has written into a sandbox's folder; None if it is missing, or no server's.
 
     Raises ProviderUnavailableError.
     """

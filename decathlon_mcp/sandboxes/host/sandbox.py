@@ -1,4 +1,4 @@
-"""One sandbox that is a process of this machine, with its descendants, and what it occupies here.
+"""One sandbox that is a process of this machine, with its descendants, and its resources here.
 
 `PlainSandbox` has no isolation, for the starter suite and trusted tasks: what runs inside can read and write
 whatever this user can, and reach the network. Requires Linux (/proc).
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 class Footprint:
     """What one sandbox occupies: processes, a control group and a folder, any of which may be missing.
 
-    The folder names the others, so that any server can remove what a dead one has left, whatever kind of
+    The folder names the others, so that any server can remove what a dead server has left, whatever kind of
     sandbox it was.
     """
 

@@ -3,7 +3,7 @@
 Docker's profile lists what is allowed (moby, profiles/seccomp/default.json, version 25 and later) and depends
 on the capabilities, of which a sandbox has none. This filter lists what is refused, and answers ENOSYS to
 every call that is newer than the last one it knows, so that a new kernel does not widen it. Unlike Docker's,
-it refuses programs of other architectures, 32-bit ones included: a filter by numbers would need their tables.
+it refuses programs of other architectures, also 32-bit programs: a filter by numbers would need their tables.
 """
 
 from __future__ import annotations
