@@ -106,18 +106,24 @@ def inside(checkout: Path, path: PurePosixPath) -> Path:
 
 
 REVISION_CHARACTERS = 12
-# Git must not write to the checkout, nor run a program that the checkout's own configuration names.
+# Git must not write to the checkout, nor run a program that the checkout's own configuration names: a monitor,
+# the transport of a remote that has the missing objects, or (`_has_filters`) a filter, also of a submodule.
 _GIT = ("git", "-c", "core.fsmonitor=false", "--no-optional-locks")
-_STATUS = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignored")
+_GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+_STATUS = (
+    *("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignored"),
+    "--ignore-submodules=dirty",
+)
 
 
 def revision(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection[PurePosixPath] = ()) -> str:
     """The commit of a git checkout, with a digest of changed files among `parts` appended if there are any.
 
-    Without git it is a digest of all files in `parts`. `secrets`: see `digest`.
+    Without git, and with filters or submodules of the checkout's own, it is a digest of all files in `parts`.
+    `secrets`: see `digest`.
     """
     parts = list(parts)
-    if (checkout / ".git").exists():
+    if (checkout / ".git").exists() and not ((checkout / ".gitmodules").exists() or _has_filters(checkout)):
         head = git_output(checkout, "rev-parse", "HEAD")
         # Ignored files are listed, too: token files are usually ignored.
         status = git_output(checkout, *_STATUS, "--", *map(str, parts))
@@ -167,6 +173,18 @@ def _content_digest(file: Path, mode: int, *_status: int) -> str:
         return ""
 
 
+def _has_filters(checkout: Path) -> bool:
+    """Whether the checkout's own configuration may have programs that git runs on files to compare them."""
+    listed = git_output(checkout, "config", "--list", "--show-scope", "--name-only", "-z")
+    # Pairs of a scope and a name; an old git does not list scopes.
+    fields = (listed or "local\0filter.").split("\0")
+    own = ("local", "worktree")
+    return any(
+        scope in own and name.startswith("filter.")
+        for scope, name in zip(fields[::2], fields[1::2], strict=False)
+    )
+
+
 def git_output(checkout: Path, *arguments: str) -> str | None:
     """The output of a git command; None if it fails or there is no git."""
     try:
@@ -177,6 +195,7 @@ def git_output(checkout: Path, *arguments: str) -> str | None:
             errors="surrogateescape",
             timeout=30,
             check=True,
+            env={**os.environ, **_GIT_ENVIRONMENT},
         )
     except (OSError, subprocess.SubprocessError):
         return None
