@@ -32,6 +32,8 @@ DATA_FOLDERS = ("initial_workspace", "groundtruth_workspace")
 that the agent is to work on."""
 
 PACKAGE = "__init__.py"
+MAX_DEPTH = 200
+"""Levels of folders; those of installed packages have some twenty."""
 
 
 def walk(checkout: Path, path: PurePosixPath, without: Collection[str] = ()) -> Iterator[PurePosixPath]:
@@ -48,7 +50,13 @@ def walk(checkout: Path, path: PurePosixPath, without: Collection[str] = ()) -> 
 
 def _below(folder: Path | str, path: PurePosixPath, without: Collection[str]) -> Iterator[PurePosixPath]:
     is_data = _is_data(path)
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    if len(path.parts) > MAX_DEPTH:
+        raise SuiteError(f"{folder}: more than {MAX_DEPTH} folders below each other", file=str(folder))
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SuiteError(f"{folder} cannot be read: {error.strerror}", file=str(folder)) from None
+    for entry in entries:
         if (entry.name in EXCLUDED_NAMES and not is_data) or entry.name in without:
             continue
         yield path / entry.name
@@ -106,8 +114,8 @@ def inside(checkout: Path, path: PurePosixPath) -> Path:
 
 
 REVISION_CHARACTERS = 12
-# Git must not write to the checkout, nor run a program that the checkout's own configuration names: a monitor,
-# the transport of a remote that has the missing objects, or (`_has_filters`) a filter, also of a submodule.
+# Git must not write to the checkout, nor run a program that the checkout's own configuration names: a
+# monitor, the transport of a remote, or (`_has_filters`) a filter, also of a submodule.
 _GIT = ("git", "-c", "core.fsmonitor=false", "--no-optional-locks")
 _GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
 _STATUS = (
