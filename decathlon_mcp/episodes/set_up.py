@@ -29,6 +29,8 @@ from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.episodes.beginnings import SEALED_FILE, AgentSandbox, Start
 from decathlon_mcp.errors import BadRequestError, DriverError, LimitExceededError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.suites.checkout import inside
+from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 
@@ -325,8 +327,8 @@ class _SetUp:
         for secret, stand_in in self._suite.secrets_to_remove(self._task, root=root, values=values).items():
             path = root / secret
             steps += [{"remove": str(path)}, {"remove": str(path.parent / "__pycache__")}]
-            if stand_in is not None and (file := self._suite.path / stand_in).is_file():
-                steps.append({"write": str(path), "text": file.read_text("utf-8")})
+            if stand_in is not None and (file := inside(self._suite.path, stand_in)).is_file():
+                steps.append({"write": str(path), "text": read_text(file)})
         return steps
 
     async def _read_values(self, sandbox: Sandbox, driver: DriverClient) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.validation import similar
 
 MAX_SOURCE_BYTES = 1 << 20
@@ -78,7 +79,7 @@ def parse(file: Path) -> ast.Module:
 
 
 def _read(file: Path) -> bytes:
-    with file.open("rb") as opened:
+    with open_regular(file, follow=True) as opened:
         source = opened.read(MAX_SOURCE_BYTES + 1)
     if len(source) > MAX_SOURCE_BYTES:
         raise ValueError(f"it has more than {MAX_SOURCE_BYTES >> 20} MiB")
@@ -228,10 +229,12 @@ def _literal_keys(value: ast.expr | None) -> set[str] | None:
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a function without the bodies of functions and classes inside of it."""
-    for node in ast.iter_child_nodes(function):
+    todo = [*ast.iter_child_nodes(function)]
+    while todo:
+        node = todo.pop()
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _own_nodes(node)
+            todo += ast.iter_child_nodes(node)
 
 
 def _bindings(module: ast.Module) -> Iterator[str]:

@@ -152,11 +152,15 @@ def remove_unnamed_tools(state: Path, before: float, *, dry_run: bool = False) -
         # What cannot be read may name any of them.
         log.warning("lists of tools are not removed", extra=fields(why=error.strerror))
         return 0
-    unnamed = [file for file in old if file.stem not in named]
-    if not dry_run:
-        for file in unnamed:
-            file.unlink(missing_ok=True)
-    return len(unnamed)
+    removed = 0
+    for file in old:
+        with suppress(FileNotFoundError):
+            # Looked at again: an episode may have begun with this list while the trajectories were read.
+            if file.stem not in named and file.stat().st_mtime < before:
+                removed += 1
+                if not dry_run:
+                    file.unlink()
+    return removed
 
 
 def _ready_digests(folder: Path) -> Iterator[str]:

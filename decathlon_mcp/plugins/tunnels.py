@@ -202,7 +202,8 @@ class Tunnels:
         return tunnel
 
     def _accept(self, number: int, port: int) -> None:
-        if (dial := self._targets.get(port)) is None or number in self._open:
+        # A number of this side's would take the place of a tunnel that `create` makes later.
+        if (dial := self._targets.get(port)) is None or number in self._open or number < 1:
             return
         if len(self._open) < MAX_TUNNELS and self._openings.take():
             self._start(partial(_connect, self._add(number), dial))

@@ -32,6 +32,8 @@ DATA_FOLDERS = ("initial_workspace", "groundtruth_workspace")
 that the agent is to work on."""
 
 PACKAGE = "__init__.py"
+MAX_DEPTH = 200
+"""Levels of folders; those of installed packages have some twenty."""
 
 
 def walk(checkout: Path, path: PurePosixPath, without: Collection[str] = ()) -> Iterator[PurePosixPath]:
@@ -48,7 +50,13 @@ def walk(checkout: Path, path: PurePosixPath, without: Collection[str] = ()) -> 
 
 def _below(folder: Path | str, path: PurePosixPath, without: Collection[str]) -> Iterator[PurePosixPath]:
     is_data = _is_data(path)
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    if len(path.parts) > MAX_DEPTH:
+        raise SuiteError(f"{folder}: more than {MAX_DEPTH} folders below each other", file=str(folder))
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SuiteError(f"{folder} cannot be read: {error.strerror}", file=str(folder)) from None
+    for entry in entries:
         if (entry.name in EXCLUDED_NAMES and not is_data) or entry.name in without:
             continue
         yield path / entry.name
@@ -106,18 +114,24 @@ def inside(checkout: Path, path: PurePosixPath) -> Path:
 
 
 REVISION_CHARACTERS = 12
-# Git must not write to the checkout, nor run a program that the checkout's own configuration names.
+# Git must not write to the checkout, nor run a program that the checkout's own configuration names: a
+# monitor, the transport of a remote, or (`_has_filters`) a filter, also of a submodule.
 _GIT = ("git", "-c", "core.fsmonitor=false", "--no-optional-locks")
-_STATUS = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignored")
+_GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+_STATUS = (
+    *("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignored"),
+    "--ignore-submodules=dirty",
+)
 
 
 def revision(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection[PurePosixPath] = ()) -> str:
     """The commit of a git checkout, with a digest of changed files among `parts` appended if there are any.
 
-    Without git it is a digest of all files in `parts`. `secrets`: see `digest`.
+    Without git, and with filters or submodules of the checkout's own, it is a digest of all files in `parts`.
+    `secrets`: see `digest`.
     """
     parts = list(parts)
-    if (checkout / ".git").exists():
+    if (checkout / ".git").exists() and not ((checkout / ".gitmodules").exists() or _has_filters(checkout)):
         head = git_output(checkout, "rev-parse", "HEAD")
         # Ignored files are listed, too: token files are usually ignored.
         status = git_output(checkout, *_STATUS, "--", *map(str, parts))
@@ -167,6 +181,18 @@ def _content_digest(file: Path, mode: int, *_status: int) -> str:
         return ""
 
 
+def _has_filters(checkout: Path) -> bool:
+    """Whether the checkout's own configuration may have programs that git runs on files to compare them."""
+    listed = git_output(checkout, "config", "--list", "--show-scope", "--name-only", "-z")
+    # Pairs of a scope and a name; an old git does not list scopes.
+    fields = (listed or "local\0filter.").split("\0")
+    own = ("local", "worktree")
+    return any(
+        scope in own and name.startswith("filter.")
+        for scope, name in zip(fields[::2], fields[1::2], strict=False)
+    )
+
+
 def git_output(checkout: Path, *arguments: str) -> str | None:
     """The output of a git command; None if it fails or there is no git."""
     try:
@@ -177,6 +203,7 @@ def git_output(checkout: Path, *arguments: str) -> str | None:
             errors="surrogateescape",
             timeout=30,
             check=True,
+            env={**os.environ, **_GIT_ENVIRONMENT},
         )
     except (OSError, subprocess.SubprocessError):
         return None

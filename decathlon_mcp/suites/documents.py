@@ -11,16 +11,19 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.types import JsonObject, as_object
 from decathlon_mcp.validation import find_problems
 
 T = TypeVar("T")
 
 # The loader of libyaml, where PyYAML was built with it, is about ten times as fast.
-Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DEPTH = 100
 """Levels of a YAML file; real files have fewer than ten."""
-
+MAX_FILE_BYTES = 1 << 20
+MAX_MERGED = 10_000
+"""Entries that merges (`<<`) add to the mappings of a file; each line could double them."""
 
 MAX_DIGITS = 20
 
@@ -38,14 +41,45 @@ def field_error(path: Path, field: Sequence[str | int], problem: str) -> SuiteEr
     return file_error(path, problem, line=_line(path, field), field=".".join(map(str, field)) or None)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file. Raises SuiteError if it cannot be read or is not UTF-8."""
+class Loader(_SafeLoader):
+    """Reads plain values, as the safe loader, of what does not take long."""
+
+    merged = 0
+
+    def flatten_mapping(self, node: Any) -> None:
+        before = len(node.value)
+        _SafeLoader.flatten_mapping(self, node)
+        self.merged += len(node.value) - before
+        if self.merged > MAX_MERGED:
+            raise yaml.MarkedYAMLError(problem="too much is merged", problem_mark=node.start_mark)
+
+    def construct_yaml_int(self, node: Any) -> int:
+        if len(node.value) > MAX_DIGITS:  # 1:1:1 is an integer, too
+            raise yaml.MarkedYAMLError(problem="too long a number", problem_mark=node.start_mark)
+        return _SafeLoader.construct_yaml_int(self, node)
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises SuiteError for what is no file, too long, or cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise file_error(path, f"not UTF-8 ({error.reason} at byte {error.start})") from None
+        with open_regular(path, follow=True) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise file_error(path, error.strerror or str(error)) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise file_error(path, f"it has more than {MAX_FILE_BYTES >> 20} MiB")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises SuiteError as `read_bytes`, and if it is not UTF-8."""
+    try:
+        return read_bytes(path).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise file_error(path, f"not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def read_json(path: Path) -> JsonObject:
@@ -87,7 +121,7 @@ def read_yaml(path: Path) -> JsonObject:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context or "cannot be parsed"
         raise file_error(path, f"not YAML: {problem}", line=mark.line + 1 if mark else None) from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         # Some messages have several lines.
         raise file_error(path, f"not YAML: {' '.join(str(error).split())}") from None
     return {} if value is None else _object(path, value)

@@ -19,7 +19,7 @@ from typing import TypeAlias, cast
 
 from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.documents import read_text
+from decathlon_mcp.suites.documents import read_bytes, read_text
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.servers import ServerConfig
 from decathlon_mcp.suites.suite_file import (
@@ -287,16 +287,15 @@ def read_tokens(path: Path, variable: str) -> TokenValues:
 
     Empty where the file does not exist or has another form.
     """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return {}
     values: dict[str, str | None] = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == variable for target in statement.targets
-        ):
-            values.update(_entries(statement.value))
+    try:
+        for statement in ast.parse(read_bytes(path)).body:
+            if isinstance(statement, ast.Assign) and any(
+                isinstance(target, ast.Name) and target.id == variable for target in statement.targets
+            ):
+                values.update(_entries(statement.value))
+    except (SuiteError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
     return values
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.documents import field_error, file_error, read_yaml, validate
+from decathlon_mcp.suites.documents import field_error, file_error, read_bytes, read_yaml, validate
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -197,8 +197,9 @@ def read_servers(checkout: Path) -> tuple[dict[str, ServerConfig], dict[str, Sui
 def _likely_name(path: Path) -> str:
     """The name of the server in a file that is not valid YAML, so that its tasks can show the error."""
     try:
-        match = re.search(r"^name:\s*[\"']?([^\s\"'#]+)", path.read_text("utf-8", "replace"), re.MULTILINE)
-    except OSError:
+        text = read_bytes(path).decode("utf-8", "replace")
+        match = re.search(r"^name:\s*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+    except SuiteError:
         match = None
     return match.group(1) if match else path.stem
 

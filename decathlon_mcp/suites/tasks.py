@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.suites.checkout import inside
 from decathlon_mcp.suites.documents import file_error, read_json, validate
 from decathlon_mcp.suites.prompts import CLAIM, language_suffix
 from decathlon_mcp.suites.suite_file import Deadlines
@@ -156,11 +157,16 @@ def task_ids(folders: Sequence[PurePosixPath]) -> list[str]:
 def read_task_folder(checkout: Path, path: PurePosixPath) -> TaskFolder:
     """Read a task's folder. Errors in its files are in `errors`, so that one broken task hides no other."""
     folder = checkout / path
-    names = tuple(sorted(entry.name for entry in os.scandir(folder)))
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    docs = folder / "docs"
     errors: list[SuiteError] = []
     raw_config: JsonObject = {}
     config = TaskConfig(needed_mcp_servers=())
     try:
+        # What they contain, clients read.
+        for entry in (*entries, *(os.scandir(docs) if docs.is_dir() else ())):
+            if entry.is_symlink() and (entry.name in (CONFIG, "docs") or Path(entry.path).parent == docs):
+                inside(checkout, PurePosixPath(entry.path))
         raw_config = read_json(folder / CONFIG)
         config = validate(folder / CONFIG, _CONFIG, raw_config)
     except SuiteError as error:
@@ -177,7 +183,7 @@ def read_task_folder(checkout: Path, path: PurePosixPath) -> TaskFolder:
                 f"Python finds no module in a folder with a dot in its name: rename {unimportable[-1]}",
             )
         )
-    return TaskFolder(path, names, config, raw_config, tuple(errors))
+    return TaskFolder(path, tuple(entry.name for entry in entries), config, raw_config, tuple(errors))
 
 
 def task_files(checkout: Path, folder: TaskFolder, language: Language) -> TaskFiles:

@@ -23,6 +23,7 @@ from decathlon_mcp.errors import (
     DriverError,
     LimitExceededError,
 )
+from decathlon_mcp.plugins.tunnels import Tunnels
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.driver_client.support import FIRST_ID, Peer, ScriptedSandbox, connection, payload
@@ -67,14 +68,22 @@ class Request:
 # Requests and replies
 
 
-async def test_millions_of_unknown_ids_are_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [(b'{"id":77,"result":0}', 300), (b'{"method":"data","params":{"conn":7,"data":"eA=="}}', 30)],
+    ids=["unknown ids", "bytes of tunnels"],
+)
+async def test_millions_of_lines_are_read_slowly(
+    monkeypatch: pytest.MonkeyPatch, line: bytes, count: int
+) -> None:
     monkeypatch.setattr(stream_module, "READ_BYTES_BURST", 100 * stream_module.LINE_COST_BYTES)
     monkeypatch.setattr(stream_module, "READ_BYTES_PER_SECOND", 1000 * stream_module.LINE_COST_BYTES)
     async with linked() as (link, peer), anyio.create_task_group() as tasks:
+        link.channel = Tunnels(link.notify, tasks.start_soon)
         request = Request(tasks, link)
         number = (await peer.receive())["id"]
         started = anyio.current_time()
-        await peer.send_payloads(*[b'{"id":77,"result":0}'] * 300, payload(id=number, result="done"))
+        await peer.send_payloads(*[line] * count, payload(id=number, result="done"))
         assert await request.result() == "done"
         later = Request(tasks, link)
         await peer.reply(await peer.receive(), "later")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from decathlon_mcp.plugins import retention
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.page.changes import delete_run, pin_run
@@ -164,3 +165,21 @@ async def test_a_handle_that_is_no_name_deletes_nothing(store: Store, folder: Pa
     (tmp_path / "outside").mkdir()
     assert await delete_old_episodes(store, folder, -1) == 1
     assert {"outside", "episodes"} <= set(names_in(tmp_path))
+
+
+def test_tools_with_which_an_episode_begins_meanwhile_are_kept(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the trajectories of thousands of episodes takes seconds."""
+    (folder / "begins").mkdir(parents=True)
+    (tools := tmp_path / "tools").mkdir()
+    (tools / "digest.json").write_text("[]")
+    os.utime(tools / "digest.json", (LONG_AGO, LONG_AGO))
+
+    def read(folder: Path) -> list[str]:
+        os.utime(tools / "digest.json")
+        return []
+
+    monkeypatch.setattr(retention, "_ready_digests", read)
+    assert retention.remove_unnamed_tools(tmp_path, time.time() - 60) == 0
+    assert (tools / "digest.json").exists()

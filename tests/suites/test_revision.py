@@ -6,6 +6,8 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.suites.conftest import Checkout
 
@@ -66,3 +68,34 @@ def test_a_broken_git_checkout_has_a_revision(checkout: Checkout) -> None:
     plain = checkout.load().revision
     checkout.write(".git", "gitdir: /nowhere\n")
     assert checkout.load().revision == plain
+
+
+@pytest.mark.parametrize("where", ["filter", "included", "submodule", "remote"])
+def test_git_runs_no_program_that_the_checkout_names(checkout: Checkout, where: str) -> None:
+    mark = checkout.path.parent / "mark"
+    checkout.write("utils/x.py")
+    git(checkout, "init", "-q")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "-m", "all")
+    evil = f'[filter "a=b"]\n clean = "touch {mark}; cat"\n'
+    folder = checkout.path / "utils/sub" if where == "submodule" else checkout.path
+    if where == "remote":
+        tree = git(checkout, "rev-parse", "HEAD^{tree}")
+        (folder / ".git/objects" / tree[:2] / tree[2:]).unlink()
+        evil = (
+            "[core]\n repositoryformatversion = 1\n[extensions]\n partialClone = evil\n"
+            f'[protocol "ext"]\n allow = always\n[remote "evil"]\n promisor\n url = ext::touch {mark}\n'
+        )
+    elif where == "included":
+        checkout.write(".git/more", evil)
+        evil = "[include]\n path = more\n"
+    elif where == "submodule":
+        git(checkout, "clone", "-q", ".", "utils/sub")
+        git(checkout, "add", "utils/sub")
+    with (folder / ".git/config").open("a") as config:
+        config.write(evil)
+    (folder / ".git/info/attributes").write_text("* filter=a=b\n")
+    os.utime(folder / "utils/x.py", (0, 0))  # git compares what has another time
+    checkout.task()
+    assert checkout.load().revision
+    assert not mark.exists()

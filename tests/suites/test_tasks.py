@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.grading.rubric import load_rubric
+from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.loading import load_suite
 
 if TYPE_CHECKING:
@@ -131,3 +136,63 @@ def test_a_path_near_a_suite_is_an_error_that_suggests_the_suite(checkout: Check
     with pytest.raises(SuiteError) as raised:
         load_suite((checkout.path / place).resolve())
     assert raised.value.message.endswith(f"; did you mean {checkout.path}?")
+
+
+TASK = "tasks/finalpool/find-paper"
+DEEP = {
+    ".py": f"all_token_key_session = Dict(x={'a' + '.b' * 2000})\ndef evaluate():\n return {'-' * 2000}1",
+    ".json": f'{{"needed_mcp_servers": [], "x": {"[" * 100_000}',
+    ".yaml": "a0: &a0 {k: v}\n"
+    + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
+    ".md": "x",
+}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "long", "deep", "number"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("suite.yaml", "configs/mcp_servers/x.yaml", "configs/token_key_session.py"),
+        *(f"{TASK}/{name}" for name in ("task_config.json", "docs/task.md", "evaluation/rubric.yaml")),
+        *(f"{TASK}/evaluation/evaluator.py", "tasks/finalpool/task_conflict.json"),
+    ],
+)
+def test_no_file_of_a_checkout_keeps_its_reader_busy(checkout: Checkout, file: str, kind: str) -> None:
+    checkout.task(servers=("x",))
+    path = checkout.write(file)
+    if kind == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    elif kind == "number":
+        path.write_text("x: 1" + ":1" * 400_000)
+    else:
+        path.write_text(DEEP[path.suffix] if kind == "deep" else " " * (64 << 20))
+    tracemalloc.start()
+    try:
+        with suppress(SuiteError):
+            suite = checkout.load()
+            task = suite.tasks["find-paper"]
+            assert suite.resources.token_values_for(task) is not None
+            load_rubric(suite, task)
+            suite.task("find-paper")
+            read_text(checkout.path / TASK / "docs/task.md")
+        used = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert used < 64 << 20
+
+
+@pytest.mark.parametrize("name", ["task_config.json", "docs", "docs/task.md"])
+def test_a_link_out_of_the_checkout_is_not_read(checkout: Checkout, tmp_path: Path, name: str) -> None:
+    folder = checkout.task()
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(SuiteError, match="leads out of the checkout"):
+        checkout.load().task("find-paper")
+
+
+def test_folders_that_are_too_deep_are_an_error(checkout: Checkout) -> None:
+    (checkout.task() / "/".join("d" * 300)).mkdir(parents=True)
+    with pytest.raises(SuiteError, match="below each other"):
+        _ = checkout.load().revision

@@ -157,13 +157,13 @@ class Target:
         raise OSError
 
 
-@pytest.mark.parametrize("port", [PORT + 1, [PORT]])
-async def test_connection_to_a_port_that_is_not_forwarded_is_ignored(
-    tunnels: Tunnels, driver: Driver, port: Any
+@pytest.mark.parametrize(("number", "port"), [(1, PORT + 1), (1, [PORT]), (-1, PORT), (0, PORT)])
+async def test_connection_to_a_port_that_is_not_forwarded_or_with_a_foreign_number_is_ignored(
+    tunnels: Tunnels, driver: Driver, number: int, port: Any
 ) -> None:
     target = Target()
     async with forwarding(tunnels, target.dial):
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": port})
+        handle(tunnels, wire.OPENED, {"conn": number, "port": port})
         await anyio.wait_all_tasks_blocked()
     assert (target.dialled, driver.sent) == (0, [])
 

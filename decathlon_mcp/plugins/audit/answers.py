@@ -161,16 +161,10 @@ def _constants(source: str) -> Iterator[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    messages = {
-        id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values
-    }
+    others = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    others |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in documentation | messages
-        ):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others:
             yield node.value
 
 

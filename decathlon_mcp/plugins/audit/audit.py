@@ -48,6 +48,7 @@ from decathlon_mcp.plugins.regrade.regrading import Regrader
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.starter import oracle, oracle_ids, suite_path
+from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -506,7 +507,7 @@ def find_oracle(target: Target) -> list[Step] | None:
         file = folder / "oracles" / f"{task}.jsonl"
         if file.is_file():
             try:
-                return read_steps(file.read_text("utf-8"))
-            except (OSError, ValueError) as error:
+                return read_steps(read_text(file))
+            except ValueError as error:
                 raise SuiteError(f"{file}: {error}") from None
     return None

@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.extensions import CallFilter, SuiteHooks, ToolDescriptions
-from decathlon_mcp.errors import DriverError, SetUpError
+from decathlon_mcp.errors import DriverError, SetUpError, SuiteError
 from decathlon_mcp.grading.attempt import Attempt, Facts
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.json_limits import MAX_NODES, check_json
@@ -29,6 +29,7 @@ from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.toolathlon.traj_log import TrajectoryLog, eval_res
 from decathlon_mcp.storage.kept_files import indented
 from decathlon_mcp.suites.checkout import git_output
+from decathlon_mcp.suites.documents import read_bytes
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import LOCAL
 from decathlon_mcp.suites.suite import Release, Suite
@@ -196,8 +197,8 @@ def texts_digest(checkout: Path) -> str:
     for file in sorted((checkout / TASKS).glob("*/docs/task.md")):
         total.update(f"{file.parent.parent.name}\0".encode())
         try:
-            total.update(hashlib.sha256(file.read_bytes()).digest())
-        except OSError:
+            total.update(hashlib.sha256(read_bytes(file)).digest())
+        except SuiteError:
             continue  # reported where the task is read
     return total.hexdigest()
 
