@@ -128,7 +128,7 @@ def is_removing(tool: Tool) -> bool:
 
 
 def is_source(tool: Tool, prompt: str) -> bool:
-    """Whether the prompt names the tool's server, which an agent should ask, and the tool may be what answers.
+    """Whether the prompt names the tool's server, as one to ask, and the tool may be what answers.
 
     Tools that read files or run commands are not: what they should not show depends on the place.
     """
