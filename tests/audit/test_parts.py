@@ -67,8 +67,8 @@ def test_tools_that_write_read_and_remove_are_told_apart() -> None:
     assert list(map(is_removing, (write, read, remove))) == [False, False, True]
 
 
-def test_a_tool_is_a_source_if_the_prompt_names_its_server_and_it_answers_questions() -> None:
-    ask, write = tool("how-to__get_recipe", query=TEXT), tool("how-to__create_recipe", title=TEXT)
+def test_a_tool_is_a_source_if_the_prompt_names_its_server_and_it_changes_nothing() -> None:
+    ask, write = tool("how-to__recommendMeals", query=TEXT), tool("how-to__create_recipe", title=TEXT)
     read, run = tool("how-to__read_file", path=TEXT), tool("how-to__get_command_output", command=TEXT)
     prompt = "Query the “how to” server."
     assert [is_source(each, prompt) for each in (ask, write, read, run)] == [True, False, False, False]

@@ -128,13 +128,14 @@ def is_removing(tool: Tool) -> bool:
 
 
 def is_source(tool: Tool, prompt: str) -> bool:
-    """Whether the prompt names the tool's server, which an agent should ask, and the tool answers questions.
+    """Whether the prompt names the tool's server, as one to ask, and the tool may be what answers.
 
-    Tools that read files or run commands do not: what they should not show depends on the place.
+    Tools that read files or run commands are not: what they should not show depends on the place.
     """
     server = "[-_ ]".join(map(re.escape, re.split("[-_]", tool.name.partition("__")[0])))
     is_named = re.search(rf"(?<!\w){server}(?!\w)", prompt, re.IGNORECASE) is not None
-    return is_named and is_reading(tool) and path_argument(tool) is None and not runners([tool])
+    changes = is_removing(tool) or _WRITING.search(_own_name(tool))
+    return is_named and not changes and path_argument(tool) is None and not runners([tool])
 
 
 def path_argument(tool: Tool) -> str | None:
