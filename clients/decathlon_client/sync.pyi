@@ -34,24 +34,25 @@ Player: TypeAlias = Callable[[Episode], T]
 class Episode:
     """An episode that is ready to be played; made by `Decathlon.episode` and `Decathlon.attach`.
 
-    `id` is its handle, a secret: everybody who knows it can play. `public_id` names it in results, verdicts
-    and logs, and gives no access; `page` is the address where people watch it (None for an embedded server).
-    `address` is where other clients reach it (for an embedded server the handle again). `agent_address` only
-    allows playing, not evaluating: give it to an agent that runs elsewhere; it is None after `attach`. Show
-    `prompt` and `tools` to the model: the tools are the task's own and `claim_done`, without `evaluate`,
-    which would tell a model whether its guesses are right. `claimed`: the attempt is closed to tools, as far
-    as this client knows.
+    Show `prompt` and `tools` to the model.
     """
 
     id: str
+    "The handle, a secret: everybody who knows it can play."
     public_id: str
+    "Names it in results, verdicts and logs; gives no access."
     page: str | None
+    "Address where people watch it; None for an embedded server."
     task: str
     prompt: str
     address: str
+    "Where other clients reach it; for an embedded server the handle again."
     agent_address: str | None
+    "Allows playing, not evaluating, for an agent that runs elsewhere; None after `attach`."
     tools: tuple[Tool, ...]
+    "The task's own and `claim_done`, without `evaluate`, by which a model could check guesses."
     claimed: bool
+    "Whether the attempt is closed to tools, as far as this client knows."
 
     def __repr__(self) -> str: ...
     def call(
@@ -91,8 +92,8 @@ class Episode:
     def claim_done(self, answer: str | None = None) -> Reply:
         """Close the attempt. No tool works after that, and the server starts grading.
 
-        `answer`: the agent's final answer, which some tasks are graded by. One that cannot be sent is a reply
-        with `is_error`, as in `act`: the attempt is still open.
+        `answer`: the agent's final answer, which some tasks are graded by. An answer that cannot be sent is a
+        reply with `is_error`, as in `act`: the attempt is still open.
         """
 
     def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
@@ -196,15 +197,15 @@ class Batch:
         """Play the tasks and yield the results as they are ready. May be called once, or `run_groups`.
 
         To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
-        `failure`. An error of the iterable of tasks is raised after the results of the drawn ones; so is
+        `failure`. An error of the iterable of tasks is raised after the results of drawn tasks; so is
         ConnectionLostError if the server stayed away for `patience_seconds`: the other tasks are not drawn.
         """
 
     def run_groups(self, player: Player[T]) -> Generator[list[Result[T]]]:
         """Play the tasks and yield the `n` results of each task together, as soon as its last one is ready.
 
-        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. One that
-        is not complete, because an error ended the batch, is not yielded.
+        Otherwise as `run`. A group is in the order of its attempts; groups come as they are ready. A group
+        that is not complete, because an error ended the batch, is not yielded.
         """
 
 class Decathlon:
@@ -212,7 +213,7 @@ class Decathlon:
 
     `url` is the root of a server or of a cluster, or its lobby (`.../mcp`). Without it, the environment
     variable `DECATHLON_URL` is read; without both it is http://127.0.0.1:8765. `token` is one of its tokens,
-    if it requires one; without it, `DECATHLON_TOKEN` is read. An empty one is none. Raises ValueError if
+    if it requires one; without it, `DECATHLON_TOKEN` is read. An empty token is none. Raises ValueError if
     either cannot be right.
 
     Enter and leave it in the same task; in between, any task may use it and its episodes.
@@ -253,7 +254,7 @@ class Decathlon:
     ) -> list[Task]:
         """List the server's tasks, with their prompts. Opens no sandbox.
 
-        Raises RequestError for a split or a need that no task has; the message names the valid ones.
+        Raises RequestError for a split or a need that no task has; the message names the valid values.
         """
 
     def tools(self, task: str | Task) -> tuple[Tool, ...]:
@@ -301,12 +302,12 @@ class Decathlon:
 
         `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
-        intervals that it names, and how long one that went away is waited for. `labels`: names and short
-        texts by which the episode is found later, such as `run` and `step`. `outside`: with the label
-        `replay_of`, also a task that reaches what episodes share. `snapshots`: the episode's state is saved
-        after every so many calls, for `branch`. `on_progress` is called while waiting. On exit the episode is
-        closed and its sandbox removed; a claimed attempt is still graded.
-        Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
+        intervals that it names, and how long an absent server is waited for. `labels`: names and short texts
+        by which the episode is found later, such as `run` and `step`. `outside`: with the label `replay_of`,
+        also a task that reaches what episodes share. `snapshots`: the episode's state is saved after every so
+        many calls, for `branch`. `on_progress` is called while waiting. On exit the episode is closed and its
+        sandbox removed; a claimed attempt is still graded. Raises UnknownTaskError, NotRunnableError,
+        AtCapacityError, SetUpError.
         """
 
     @overload
@@ -341,7 +342,7 @@ class Decathlon:
     def snapshot(self, episode: Episode | str) -> int:
         """Save an episode's state with all its processes; returns the number of its last call.
 
-        `branch` copies it for that `at`. A call that runs may end before, and later ones wait. Raises
+        `branch` copies it for that `at`. A call that runs may end before, and later calls wait. Raises
         NotRunnableError where sandboxes cannot be saved, and RequestError for an attempt that is closed.
         """
 

@@ -35,8 +35,9 @@ OTHER_PROGRAMS = set(
         r"--\S+",
         """
         --resume --rounds --servers --settle --serve --warm-up --cli --header --tool-arg --transport --silent
-        --epochs --epochs-reducer --fail-on-error --log-dir --max-samples --message-limit --all --filter --forest
-        --pid --target --rm --sizes --solver --time-limit --tools --custom-generate-function-path --cn_mode --env
+        --epochs --epochs-reducer --fail-on-error --log-dir --max-samples --message-limit --all --filter
+        --forest --pid --target --rm --sizes --solver --time-limit --tools --custom-generate-function-path
+        --cn_mode --env
         --internal --add-mcp --prefix --directory --isolated --draw --tasks --no-config --userns-remap --user
         --scope --resources --build-arg --detach --device --file --format --group-add --name --publish --cpus
         --memory --pids-limit --privileged --security-opt --tag --volume --rootless --write --agent --jobs-dir
