@@ -150,7 +150,7 @@ def include(folder: Path, program: str) -> tuple[str, ...]:
 
 def hook(folder: Path, program: str) -> tuple[str, ...]:
     shutil.copy(program, folder / ".git/hooks/post-index-change")
-    return ("status",)
+    return ("add", ".")
 
 
 def linked_hooks(folder: Path, program: str) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def linked_hooks(folder: Path, program: str) -> tuple[str, ...]:
     (folder / "scripts").mkdir()
     shutil.copy(program, folder / "scripts/post-index-change")
     (folder / ".git/hooks").symlink_to("../scripts")
-    return ("status",)
+    return ("add", ".")
 
 
 def linked_config(folder: Path, program: str) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def legacy_remote(folder: Path, program: str) -> tuple[str, ...]:
 
 ATTACKS: dict[str, Prepare] = {
     "fsmonitor": setting("core.fsmonitor", "status"),
-    "hooks-path": setting("core.hooksPath", "status", value="{program}.d"),
+    "hooks-path": setting("core.hooksPath", "add", ".", value="{program}.d"),
     "textconv": textconv,
     "include": include,
     "hook": hook,
@@ -256,14 +256,12 @@ def test_git_runs_no_program_of_the_repository(workspace: Path, tmp_path: Path, 
     assert command is not None
     mark.unlink(missing_ok=True)
     reports = cleaned(workspace, tmp_path / "before")
-    os.utime(folder / "file.txt", (1, 1))  # git status then writes the index, which calls its hook
     git(folder, *command)
     assert not mark.exists(), "the program ran"
     assert reports, "the change is not reported"
     # The same command, in the workspace as the agent left it.
     shutil.rmtree(workspace)
     (tmp_path / "before").rename(workspace)
-    os.utime(folder / "file.txt", (1, 1))
     git(folder, *command)
     assert mark.exists(), "the attack does not work, so that this test shows nothing"
 
