@@ -49,7 +49,6 @@ class OpeningOptions(TypedDict, total=False):
     labels: Mapping[str, str]
     """Names and short texts by which the episodes are found later."""
     outside: bool
-    """As for `Decathlon.episode`, like `snapshots`."""
     snapshots: int | None
 
 

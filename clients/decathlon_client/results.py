@@ -38,7 +38,6 @@ class Tally:
     dropped: int = 0
     """Episodes without a reward because of the deadline of their group."""
     rewards: float = 0.0
-    """The sum of all rewards."""
     per_minute: float | None = None
     """How many of the last episodes ended per minute; None as long as nobody knows."""
     seconds_left: float | None = None

@@ -65,7 +65,6 @@ class Filters(TypedDict, total=False):
     pass_rate_last: int | None
     """Take pass rates from so many of the server's own last episodes of each task."""
     order: Order | None
-    """By pass rates."""
 
 
 def filter_arguments(**filters: Any) -> JsonObject:

@@ -77,7 +77,6 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     mtime: int = 0
     """Whole seconds since 1970."""
     link: str = ""
-    """Target of a link."""
     user: int = 0
     group: int = 0
     name_unreadable: bool = False

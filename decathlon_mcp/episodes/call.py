@@ -188,7 +188,6 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     known: KnownCalls | None = None
     """Where the requests that repeat the call find it."""
     on_cancel: Callable[[Call], object] | None = None
-    """Called when every waiting request was cancelled."""
     is_cancelled: bool = False
     """Whether every waiting request was cancelled."""
     waiters: list[Waiter] = msgspec.field(default_factory=list[Waiter])

@@ -52,11 +52,9 @@ class SandboxFactory:
     image: str | None
     """Image of the sandboxes; None for a provider without images."""
     tool_names: Names
-    """How tools are named."""
     network: Literal["auto", "none", "outbound"]
     """Of agents' sandboxes; `auto`: as the task needs."""
     limits: Limits
-    """Of each sandbox."""
     common: Path
     """Archive of the files that every sandbox of the suite needs."""
     common_digest: str

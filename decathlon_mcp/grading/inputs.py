@@ -56,7 +56,6 @@ class GradingJob:
     task: Task
     open_sandbox: OpenSandbox
     captured: CapturedWorkspace
-    """The agent's workspace."""
     common: Path
     """The suite's common archive."""
     deadline_seconds: float

@@ -106,7 +106,6 @@ class Verdict(Facts):
     refused: tuple[str, ...] = ()
     """What was left out of the workspace or changed in it before grading."""
     started_at: str | None = None
-    """When the tools were ready."""
     claimed_at: str | None = None
     scored_at: str | None = None
     seconds: float = 0.0

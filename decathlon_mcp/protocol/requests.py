@@ -87,7 +87,6 @@ class RequestContext(msgspec.Struct, eq=False):
     asgi: tuple[Scope, Receive, Send] | None = None
     """The HTTP request, whose body has been read; None for a line."""
     body_bytes: int = 0
-    """Length of the request's body."""
     public_url: str | None = None
     """The server's URL as configured."""
     has_page: bool = False

@@ -68,7 +68,6 @@ class EpisodeRow:
     suite: str
     task: str
     phase: str
-    """See `episodes.state`."""
     started_at: float
     """Unix seconds."""
     spec: JsonObject
@@ -80,7 +79,6 @@ class EpisodeRow:
     operation: str | None = None
     """Id of the request that started the episode."""
     ending: str | None = None
-    """Why it ended."""
     tools: JsonObject | None = None
     """What each server of the task offered."""
     verdict: JsonObject | None = None

@@ -119,17 +119,14 @@ class Line(RequestKeys, frozen=True):
 
     time: _Seconds = 0.0
     seq: _Count = 0
-    """Number of the call, from 1."""
     calls: _Count = 0
     """How many calls precede a note."""
     server: str | None = None
     tool: str | None = None
     name: str = ""
     role: str = ""
-    """Who wrote a note."""
     failed: bool = False
     replayed: bool = False
-    """Whether a branch made the call again."""
     seconds: _Seconds | None = None
     digest: str | None = None
     """Of the call, or of the offered tools."""

@@ -262,13 +262,11 @@ class SuiteFile(Model):
     deadlines: Deadlines = Deadlines()
     splits: dict[str, Strings] = {}
     conflicts: tuple[Strings, ...] = ()
-    """Groups of tasks of which only one episode runs at a time."""
     accounts: dict[str, Account] = {}
     services: dict[str, Service] = {}
     servers: dict[str, ServerNeeds] = {}
     local_tools: dict[str, ExternalNeeds] = {}
     pages: dict[str, str] = {}
-    """How to get what is missing: page or URL, by name."""
     needed_to_record: Strings = ()
     """Credentials that only the live web asks for; a recording answers without them."""
     tasks: dict[str, TaskSettings] = {}

@@ -71,7 +71,6 @@ class Task:
     splits: tuple[str, ...] = ()
     files: TaskFiles = TaskFiles()
     has_token_file: bool = False
-    """Whether its folder has token values of its own."""
     in_place: bool = False
     """Whether it is graded in the agent's own sandbox."""
     spared: tuple[str, ...] = ()

@@ -190,14 +190,11 @@ class _TaskAudit:
     report: Report
     findings: list[Finding] = field(default_factory=list[Finding])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
-    """What could not be checked, with the reason."""
     notes: list[str] = field(default_factory=list[str])
     rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
-    """Of each policy; None for an attempt without a verdict."""
     cost: Cost | None = None
     target: Target | None = None
     empty: Attempt | None = None
-    """The attempt without a call."""
     looked: Attempt | None = None
     """The attempt of the calls that read."""
     abilities: Abilities = field(default_factory=Abilities)
@@ -206,7 +203,6 @@ class _TaskAudit:
     elsewhere: list[tuple[Attack, _TaskAudit]] = field(default_factory=list["tuple[Attack, _TaskAudit]"])
     """Attacks on the server, each with the task at which it is carried out."""
     unplayable: str = ""
-    """Why the task could not be played at all."""
     is_finished: bool = False
     """Whether all was tried but the attacks in `alone`."""
 

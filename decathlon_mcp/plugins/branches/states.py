@@ -59,9 +59,7 @@ class SavedState:
     token: str | None = None
     """Whose share of the space it uses; None if there is nobody to share with."""
     progress: JsonObject = field(default_factory=dict[str, object])
-    """The episode's facts."""
     tools: JsonObject = field(default_factory=dict[str, object])
-    """Tools that the episode offers."""
 
     @property
     def task_folder_archive(self) -> Path:

@@ -71,9 +71,7 @@ class ProviderUnderTest:
     runs_commands: bool = True
     """False for a fake, whose only first process answers as `PROBE_COMMAND` does."""
     survives: bool = True
-    """As in the provider's `ProviderPlugin`."""
     network: Network = "none"
-    """The network of the sandboxes that the checks open."""
 
     def new_spec(self, command: tuple[str, ...] = PROBE_COMMAND, *, survives: bool = False) -> SandboxSpec:
         """A sandbox with a new name."""

@@ -94,7 +94,6 @@ class _Conversation:
     left_out: int = 0
     """Number of calls and notes that are not there."""
     entries: int = 0
-    """Number of notes and calls."""
     text_bytes: int = 0
 
     @property

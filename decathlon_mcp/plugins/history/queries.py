@@ -103,10 +103,8 @@ class AttemptSums:
     calls: Sums = field(default_factory=Sums)
     turns: Sums = field(default_factory=Sums)
     started_at: float = float("inf")
-    """Of the first episode, as `newest_at` of the newest."""
     newest_at: float = 0.0
     unpinned: int = 0
-    """Number of episodes that are not kept forever."""
 
     def add(self, other: AttemptSums) -> None:
         self.live += other.live

@@ -277,7 +277,6 @@ class RecordedCall:
     arguments: JsonObject | None
     meta: JsonObject | None
     reply: ReplyText | None
-    """None if it is `missing`."""
     missing: Missing | None
     overlaps: bool
     """Whether another call ran meanwhile."""

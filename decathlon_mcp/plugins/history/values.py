@@ -77,7 +77,6 @@ class EpisodeQuery:
     with_branches: bool = False
     """Also episodes that replay or branch from others."""
     branch_of: str | None = None
-    """Only the branches of this episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,6 @@ class EpisodeSummary:
     success: bool | None
     reward: float | None
     reason: str | None
-    """Why it was lost; None if it was not."""
     cause: str | None
     """The error behind its end, if there was one."""
     is_live: bool
@@ -124,9 +122,7 @@ class EpisodeSummary:
     """Whether it replays or branches from another episode."""
     pinned: bool
     has_files: bool
-    """Whether its trajectory is still there."""
     origin: BranchOrigin | None
-    """Only of a branch."""
     server: str
     """Name of the server that runs it, or ran it."""
 
@@ -275,10 +271,8 @@ class RunReport:
     """The mean of the tasks' mean rewards."""
     passes: tuple[PassAtK, ...]
     lost: Mapping[str, int]
-    """Number of lost episodes by reason."""
     curve: tuple[CurvePoint, ...]
     curve_by: Literal["step", "time"]
-    """What the curve's points are: label `step`, or time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +312,6 @@ class EpisodeDetails:
 
     summary: EpisodeSummary
     launch_time: str | None
-    """ISO 8601."""
     head: JsonObject | None
     """The trajectory's first line; None if it has none, or if it is too long."""
     ready: JsonObject | None
@@ -328,7 +321,6 @@ class EpisodeDetails:
     claim: JsonObject | None
     """How the attempt was closed."""
     answer: Text | None
-    """The agent's words in its claim."""
     verdict: JsonObject | None
     """As it was signed; None if there is none, or if only `verdict_text` has it."""
     verdict_text: str | None

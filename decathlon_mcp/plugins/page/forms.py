@@ -153,7 +153,6 @@ class ShownField:
     inner: tuple[ShownField, ...] = ()
     """Fields of a group, items of a list, or options of a union; `draft` names the chosen option."""
     number: int = 0
-    """Of an item, or of an option."""
     has_errors: bool = False
 
     @property

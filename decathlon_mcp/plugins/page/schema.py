@@ -173,9 +173,7 @@ class Field:
     choices: tuple[Any, ...] = ()
     """JSON values of a CHOICE."""
     fields: tuple[Field, ...] = ()
-    """Of an OBJECT."""
     options: tuple[Field, ...] = ()
-    """The kinds of value that a UNION can be."""
     items: Field | None = None
     """The schema of an ARRAY's items, read when an item is added."""
 

@@ -50,7 +50,6 @@ class Visit:
     snapshot: Snapshot | None
     live: tuple[LiveEpisode, ...]
     form: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The fields of a POST."""
     is_own: bool = False
     """Whether the viewer plays the episode in the address."""
 

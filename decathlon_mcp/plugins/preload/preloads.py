@@ -90,11 +90,9 @@ class Kind:
     process: Preloader | None = None
     """From which its servers are forked."""
     is_learning: bool = False
-    """Whether its libraries are being found."""
     why_cold: str | None = None
     """Why its servers start by themselves, for as long as this server runs."""
     restarts: int = 0
-    """How often its process was started again."""
     changed: anyio.Event = field(default_factory=anyio.Event)
     """Set, and replaced, when one of these changes."""
 

@@ -105,7 +105,6 @@ class Client:
     """Bytes of a site's response that are not parsed yet."""
     _state: Literal["idle", "head", "body", "response"] = "head"
     _since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    """Start of `_state`, or of the latest progress in it."""
 
     def close(self) -> None:
         """Close what mitmproxy has left open."""

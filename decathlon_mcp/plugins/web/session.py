@@ -162,9 +162,7 @@ class Session:
     missed: Counter[RequestKey] = field(default_factory=Counter[RequestKey])
     """The requests without an answer, and how often each was made."""
     _numbers: Counter[str] = field(default_factory=Counter[str])
-    """How often each request was made."""
     _storing: int = 0
-    """Number of exchanges that are being stored."""
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: WebRequest, room: Room = nullcontext) -> WebResponse | PendingExchange:

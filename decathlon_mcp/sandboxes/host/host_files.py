@@ -87,7 +87,6 @@ class HostFiles:
     replaced: Mapping[Path, bytes]
     """Files with another content inside."""
     environment: Mapping[str, str]
-    """Variables of the first process."""
     has_network: bool = False
     nameserver: IPv4Address | None = None
     """In a network of the sandbox's own."""

@@ -120,7 +120,6 @@ class _Job:
     """Stopping, or killing, the processes of one sandbox."""
 
     root: ProcessId | None
-    """The sandbox's first process."""
     kill: bool
     done: bool | None = None
     """None as long as it is not decided."""
@@ -129,9 +128,7 @@ class _Job:
     round_count: int = 0
     started_at: float = 0.0
     known: set[ProcessId] = field(default_factory=set[ProcessId])
-    """Processes that were found so far."""
     stop_sent: set[ProcessId] = field(default_factory=set[ProcessId])
-    """Processes that have got SIGSTOP."""
 
     def advance(self, now: float) -> None:
         """Send the signals that are due, and decide whether the job is done."""
