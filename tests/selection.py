@@ -135,9 +135,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/driver_client/test_lost_streams.py": (
         "test_requests_wait_for_room_and_one_that_is_cancelled_meanwhile_is_not_sent",
     ),
-    "tests/driver_client/test_mcp_schema.py": (
-        "test_no_definition_makes_an_sdk_client_refuse_the_list",
-    ),
+    "tests/driver_client/test_mcp_schema.py": ("test_no_definition_makes_an_sdk_client_refuse_the_list",),
     # Each pair of a preloader and a sandbox takes two seconds; how servers are learnt and served stays.
     "tests/preload/test_attacks.py": (
         "test_a_fork_reaches_nothing_outside",
@@ -168,9 +166,7 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_a_missing_service_fails_the_set_up_and_is_named",
     ),
     "tests/docs/test_commands.py": ("test_command_lines_are_valid",),
-    "tests/driver/test_protocol.py": (
-        "test_backpressure_bounds_memory_and_loses_no_reply",
-    ),
+    "tests/driver/test_protocol.py": ("test_backpressure_bounds_memory_and_loses_no_reply",),
     "tests/tunnels/test_tunnels.py": (
         "test_dial_that_is_cancelled_after_it_connected_gives_its_place_back",
         "test_dial_that_is_cancelled_gives_its_place_back",
