@@ -44,7 +44,6 @@ KEPT: dict[str, tuple[str, ...]] = {
         "test_error_is_one_line",
         "test_invalid_line_is_named",
     ),
-    "tests/cli/test_waiting.py": (),
     "tests/cli/test_plugin_commands.py": ("test_a_broken_plug_in_is_one_line_that_names_it[module]",),
     "tests/cli/test_view.py": ("test_the_address_of_a_servers_page_has_its_key",),
     "tests/cli/test_export_killed.py": ("test_file_appears_whole_and_replaces_only_if_asked_for",),
@@ -89,7 +88,6 @@ KEPT: dict[str, tuple[str, ...]] = {
         "test_metrics_need_a_controllers_token_and_a_known_host",
         "test_a_draining_server_is_not_ready",
     ),
-    "tests/http/test_shares.py": ("test_one_token_cannot_take_all_sessions",),
     "tests/localtools/test_local_tools.py": (
         "test_tools_are_described_by_the_suites_own_code",
         "test_a_tool_works_in_the_workspace",

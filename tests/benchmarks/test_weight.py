@@ -1,4 +1,4 @@
-"""The script that counts what there is to read."""
+"""The count of what there is to read, and the page of performance, which is made of figures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import figures
+from benchmarks.sections import SECTIONS
 from benchmarks.weight import (
     BUDGETS,
     package_lines,
     package_of,
     sources,
 )
+from docs import performance
 
 
 def test_a_new_folder_of_the_server_needs_an_entry() -> None:
@@ -26,3 +29,12 @@ def test_every_line_of_the_product_is_counted_in_one_package() -> None:
     )
     assert all(packages[name].modules for name in BUDGETS)
     assert sum(BUDGETS.values()) == 38_000
+
+
+def test_performance_page_and_its_plots_are_up_to_date() -> None:
+    files = performance.files(figures.read(SECTIONS))
+    outdated = [path.name for path, text in files.items() if not path.exists() or path.read_text() != text]
+    unused = {path.name for path in performance.IMAGES.glob("performance-*.svg")} - {
+        path.name for path in files
+    }
+    assert (outdated, unused) == ([], set()), "update them with: python docs/performance.py"

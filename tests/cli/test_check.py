@@ -6,7 +6,6 @@ import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,12 +19,11 @@ from decathlon_mcp.plugins.web.recording import FOLDER, Recording, Rollout
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from decathlon_mcp.suites.loading import load_suite
+from tests.cli.conftest import Shell
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 MISSING_PROGRAM = "name: gone\nparams: {command: no-such-program}\n"
 CHECK = ("tasks", "--suite", "limited", "--provider", "host", "--check")

@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,11 +16,9 @@ from decathlon_mcp.plugins.readiness.doctor import print_findings
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.settings import read_settings
+from tests.cli.conftest import Shell
 
 pytestmark = pytest.mark.slow
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 
 def findings(

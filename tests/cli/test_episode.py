@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.cli.app import run as run_command
+from decathlon_mcp.cli import console
 from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.settings import default_state
+from tests.cli.conftest import InProcess
 from tests.probe.serving import Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -21,57 +24,45 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @pytest.fixture
 async def served(
-    tmp_path: Path, anyio_backend: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, anyio_backend: object, in_process: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Served]:
-    async with serving(tmp_path / "state", provider="host", max_sandboxes=1, max_queue=0) as served:
+    async with serving(tmp_path / "served", provider="host", max_sandboxes=1, max_queue=0) as served:
         monkeypatch.setenv("DECATHLON_URL", served.url)
-        monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "shell"))
         yield served
 
 
 class Steps:
     """Runs steps in this process, each in its own event loop, which is faster than a process per step."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    async def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Return the exit status, stdout, and the command's own line on stderr."""
-        self._capsys.readouterr()
-        status = await anyio.to_thread.run_sync(run_command, ("episode", *arguments))
-        captured = self._capsys.readouterr()
-        messages = [line for line in captured.err.splitlines() if line.startswith("decathlon-mcp: ")]
-        return status, captured.out, messages[-1].removeprefix("decathlon-mcp: ") if messages else ""
+    def __init__(self, commands: InProcess) -> None:
+        self._commands = commands
 
     async def output(self, *arguments: str, status: int = 0) -> dict[str, Any]:
         """Run a step and return the one JSON value that it prints."""
-        actual, out, message = await self.run(*arguments)
-        assert actual == status, (actual, message)
-        assert out.count("\n") == 1
-        return json.loads(out)
+        done = await anyio.to_thread.run_sync(self._commands.run, "episode", *arguments)
+        assert done.returncode == status, done
+        assert done.stdout.count("\n") == 1
+        assert done.stdout.rstrip("\n").isprintable()
+        return json.loads(done.stdout)
 
     async def error(self, *arguments: str, status: int) -> str:
         """Run a step that must fail, and return its one-line message."""
-        actual, out, message = await self.run(*arguments)
-        assert (actual, out) == (status, "")
-        return message
+        return await anyio.to_thread.run_sync(
+            partial(self._commands.error, "episode", *arguments, status=status)
+        )
 
 
 @pytest.fixture
-def steps(capsys: pytest.CaptureFixture[str]) -> Steps:
-    return Steps(capsys)
+def steps(in_process: InProcess) -> Steps:
+    return Steps(in_process)
 
 
 async def test_what_a_sandbox_replies_is_not_obeyed_by_the_terminal(steps: Steps, served: Served) -> None:
     started = await steps.output("start", "find-answer")
     text = "\x1b[31m \x9b31m \x7f ü"
     arguments = json.dumps({"text": text})
-    status, out, _ = await steps.run("call", started["episode"], "probe__echo", arguments)
-    assert status == 0
-    assert json.loads(out)["content"][0]["text"] == text
-    assert out.rstrip("\n").isprintable()
-    assert "ü" in out
+    reply = await steps.output("call", started["episode"], "probe__echo", arguments)
+    assert reply["content"][0]["text"] == text
 
 
 async def test_exit_status_tells_a_failed_tool_a_failed_attempt_and_a_full_server_apart(
@@ -156,7 +147,6 @@ async def test_a_token_comes_from_the_environment(
         tmp_path / "state", tokens=Tokens.read(tmp_path / "tokens"), provider="host"
     ) as served:
         monkeypatch.setenv("DECATHLON_URL", served.url)
-        monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
         assert "a token is needed" in await steps.error("start", "find-answer", status=1)
         monkeypatch.setenv("DECATHLON_TOKEN", "not one")
         assert "DECATHLON_TOKEN: not a token" in await steps.error("start", "find-answer", status=2)
@@ -164,3 +154,42 @@ async def test_a_token_comes_from_the_environment(
         handle = (await steps.output("start", "find-answer", "--no-wait"))["episode"]
         assert [row["episode"] for row in (await steps.output("list"))["episodes"]] == [handle]
         await steps.output("close", handle)
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class HangingServer:
+    """Holds every request until its health was asked for three times, and answers only the second time."""
+
+    def __init__(self) -> None:
+        self._questions = 0
+        self._done = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self._questions += head.startswith(b"GET /healthz ")
+        if self._questions == 2:
+            writer.write(OK)
+        else:
+            if self._questions == 3:
+                self._done.set()
+            await self._done.wait()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_command_says_that_its_server_is_away_and_that_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, in_process: InProcess
+) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(console, "ANSWER_SECONDS", 0.5)
+    async with await asyncio.start_server(HangingServer().serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        url = f"http://{host}:{port}"
+        done = await anyio.to_thread.run_sync(in_process.run, "episode", "status", "0123", "--url", url)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[:2] == [
+        f"decathlon-mcp: the server at {url} does not answer; this command waits for it",
+        f"decathlon-mcp: the server at {url} answers again",
+    ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,13 +26,12 @@ from decathlon_mcp.sandboxes.host.records import remove_folder
 from decathlon_mcp.storage.lock import Server
 from decathlon_mcp.storage.store import ENDED, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import public_id
+from tests.cli.conftest import Shell
 from tests.history.stored_episodes import add_episode
 from tests.probe.leftovers import processes_by_sandbox
 
 pytestmark = pytest.mark.slow
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 SERVER = """
 import sys

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +14,7 @@ from decathlon_mcp import __version__
 from decathlon_mcp.cli import app
 from decathlon_mcp.cli.options import SECTIONS
 from decathlon_mcp.settings import Settings, all_settings, plugin_settings
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell
 
 COMMANDS = (
     "serve",

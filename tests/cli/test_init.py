@@ -5,18 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.init import init
 from decathlon_mcp.starter import TEMPLATE_TASK
+from tests.cli.conftest import Shell
 
 pytestmark = pytest.mark.slow
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 
 def test_the_created_suite_passes_its_own_test_and_what_is_printed_works(shell: Shell) -> None:

@@ -13,19 +13,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from decathlon_mcp.plugins.install import ProgramName, Target, install
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Shell
 from tests.docs.pages import below
 
 pytestmark = pytest.mark.slow
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 SECRET = "s3cret-s3cret"
 STAND_IN = """#!{python}

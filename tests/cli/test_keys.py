@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio.to_thread
 import pytest
@@ -14,14 +14,12 @@ import pytest
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
 from decathlon_mcp.types import public_id
+from tests.cli.conftest import Shell
 from tests.grading.support import make_attempt
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.slow
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 
 @pytest.fixture

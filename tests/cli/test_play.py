@@ -6,10 +6,7 @@ import json
 import os
 import re
 import webbrowser
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
 import anyio
@@ -18,10 +15,9 @@ import httpx2
 import pytest
 from decathlon_client.script import read_steps
 
-from decathlon_mcp.cli.app import run as run_words
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.http.authentication import Tokens, new_token
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, InProcess, Shell
 from tests.page.sites import HTML, OWN, sign_in
 from tests.probe.serving import SUITE, serving
 
@@ -29,68 +25,39 @@ RIGHT = '{"tool": "probe__write", "arguments": {"path": "answer.txt", "text": "4
 ON_PROBE = ("find-answer", "--suite", SUITE, "--provider", "host", "--state", "state", "--script", "-")
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Exit status and output of a command."""
-
-    status: int
-    out: str
-    err: str
-
-
-Play = Callable[..., Done]
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
-    """Run the command in this process, to import its modules only once."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
-
-    def run(*words: str, given: str = "") -> Done:
-        monkeypatch.setattr("sys.stdin", StringIO(given))
-        status = run_words(["play", *words])
-        content = capsys.readouterr()
-        return Done(status, content.out, content.err)
-
-    return run
-
-
-def test_script_that_solves_its_task_exits_with_zero(play: Play) -> None:
-    done = play(*ON_PROBE, given=RIGHT)
-    assert done.status == 0, done.err
-    verdict = json.loads(done.out)
+def test_script_that_solves_its_task_exits_with_zero(in_process: InProcess) -> None:
+    done = in_process.run("play", *ON_PROBE, given=RIGHT)
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)
     assert (verdict["reward"], verdict["claimed"], verdict["metrics"]["calls"]) == (1.0, True, 1)
-    assert "→ probe__write" in done.err
-    assert "isolates nothing" not in done.err
+    assert "→ probe__write" in done.stderr
+    assert "isolates nothing" not in done.stderr
 
 
-def test_script_that_does_not_solve_its_task_exits_with_one(play: Play) -> None:
-    done = play(*ON_PROBE, given='{"tool": "probe__fail"}\n{"tool": "probe__bare", "expect": "bare"}\n')
-    assert done.status == 1
-    verdict = json.loads(done.out)
+def test_script_that_does_not_solve_its_task_exits_with_one(in_process: InProcess) -> None:
+    done = in_process.run(
+        "play", *ON_PROBE, given='{"tool": "probe__fail"}\n{"tool": "probe__bare", "expect": "bare"}\n'
+    )
+    assert done.returncode == 1
+    verdict = json.loads(done.stdout)
     assert (verdict["reward"], verdict["claimed"], verdict["metrics"]["failed_calls"]) == (0.0, False, 1)
-    done = play(*ON_PROBE, given='{"tool": "probe__bare", "expect": "something"}')
-    assert (done.status, done.out) == (1, "")
-    assert done.err.splitlines()[-1] == (
+    done = in_process.run("play", *ON_PROBE, given='{"tool": "probe__bare", "expect": "something"}')
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
         "decathlon-mcp: probe__bare answered something else than the script expects: 'something'"
     )
 
 
 @pytest.mark.anyio
-async def test_script_plays_on_a_running_server_with_a_token(
-    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path, shell: Shell) -> None:
     secret, line = new_token("tester", "player")
     (tmp_path / "tokens").write_text(line)
-    monkeypatch.setenv("DECATHLON_TOKEN", secret)
+    (tmp_path / "script").write_text(RIGHT)
     tokens = Tokens.read(tmp_path / "tokens")
     async with serving(tmp_path / "served", provider="host", tokens=tokens) as served:
-        words = ("find-answer", "--url", served.url, "--script", "-")
-        done = await anyio.to_thread.run_sync(partial(play, *words, given=RIGHT))
-    assert json.loads(done.out)["reward"] == 1.0, done.err
+        words = ("find-answer", "--url", served.url, "--script", str(tmp_path / "script"))
+        done = await anyio.to_thread.run_sync(partial(shell.run, "play", *words, DECATHLON_TOKEN=secret))
+    assert json.loads(done.stdout)["reward"] == 1.0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -101,22 +68,25 @@ async def test_script_plays_on_a_running_server_with_a_token(
         (("x", "--script", "-", "--url", "nowhere"), "url: not the address of a server, "),
     ],
 )
-def test_error_is_one_line(play: Play, words: tuple[str, ...], message: str) -> None:
-    done = play(*words)
-    assert (done.status, done.out) == (2 if words[0] == "nothing" else 1, "")
-    (line,) = done.err.splitlines()
+def test_error_is_one_line(in_process: InProcess, words: tuple[str, ...], message: str) -> None:
+    done = in_process.run("play", *words)
+    assert (done.returncode, done.stdout) == (2 if words[0] == "nothing" else 1, "")
+    (line,) = done.stderr.splitlines()
     assert line.startswith(f"decathlon-mcp: {message}")
 
 
 def test_the_variable_selects_a_server_unless_a_suite_is_named(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
-    done = play("find-answer", "--script", "-", given=RIGHT)
-    assert "no server answers at http://127.0.0.1:1" in done.err
-    assert play(*ON_PROBE, given=RIGHT).status == 0
+    done = in_process.run("play", "find-answer", "--script", "-", given=RIGHT)
+    assert "no server answers at http://127.0.0.1:1" in done.stderr
+    assert in_process.run("play", *ON_PROBE, given=RIGHT).returncode == 0
     monkeypatch.setenv("DECATHLON_URL", "nowhere")
-    assert "DECATHLON_URL: not the address of a server" in play("find-answer", "--script", "-").err
+    assert (
+        "DECATHLON_URL: not the address of a server"
+        in in_process.run("play", "find-answer", "--script", "-").stderr
+    )
 
 
 @pytest.mark.anyio
@@ -155,10 +125,15 @@ async def test_by_hand_the_page_opens_at_the_task_with_its_key_in_a_browser(tmp_
     assert (tmp_path / "state" / "play.log").exists()
 
 
-def test_by_hand_on_a_running_server_its_page_is_named(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_hand_on_a_running_server_its_page_is_named(
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("webbrowser.get", lambda: (_ for _ in ()).throw(webbrowser.Error()))
-    assert play("--url", "http://127.0.0.1:1/").out == "http://127.0.0.1:1/play\n"
-    assert play("a b", "--url", "http://127.0.0.1:1/mcp").out == "http://127.0.0.1:1/play?task=a+b\n"
+    assert in_process.run("play", "--url", "http://127.0.0.1:1/").stdout == "http://127.0.0.1:1/play\n"
+    assert (
+        in_process.run("play", "a b", "--url", "http://127.0.0.1:1/mcp").stdout
+        == "http://127.0.0.1:1/play?task=a+b\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
 
 from decathlon_mcp.types import public_id
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Shell
 from tests.probe.clients import connected, playing
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE, serving
 
 pytestmark = pytest.mark.slow
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 FIND_ANSWER = "tasks/probe/find-answer/evaluation/main.py"
 WAIT_SECONDS = 60

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.conftest import Shell
 from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 
 @pytest.fixture
@@ -71,20 +68,6 @@ def test_two_runs_are_compared_by_task(shell: Shell, state: Path) -> None:
     error = shell.error("runs", "monday", "--compare", "friday", status=2)
     assert "is of run 'friday'; `decathlon-mcp runs` lists the runs" in error
     assert "is of run 'mondy'; did you mean monday?" in shell.error("runs", "mondy", status=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--compare", "a"), "name the run: decathlon-mcp runs RUN --compare a"),
-        (("a", "--leaderboard", "--compare", "b"), "choose one"),
-        (("a", "--split", "test"), "--split chooses the tasks of --leaderboard"),
-    ],
-)
-def test_tables_that_cannot_be_shown_together_are_refused(
-    shell: Shell, options: tuple[str, ...], message: str
-) -> None:
-    assert message in shell.error("runs", *options, status=1)
 
 
 def test_episodes_are_filtered_by_run_label_task_and_failure(shell: Shell, state: Path) -> None:

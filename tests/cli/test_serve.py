@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -20,12 +19,9 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_client import AccessDeniedError, Decathlon
 
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Shell
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

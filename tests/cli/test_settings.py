@@ -6,25 +6,16 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from decathlon_mcp.cli.app import run
-from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.usage import failure_message
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens
+from tests.cli.conftest import InProcess, Shell
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
-
-
-class Refusal(Protocol):
-    def __call__(self, *arguments: str, status: int) -> str: ...
 
 
 def suites(shell: Shell, *arguments: str, **variables: str) -> set[str]:
@@ -53,22 +44,6 @@ def test_flags_override_variables_and_variables_override_the_file(shell: Shell) 
     assert suites(shell, DECATHLON_CONFIG="other.toml") == both
 
 
-@pytest.fixture
-def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """Runs commands that are refused before they do anything, so that no process of their own is needed."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-
-    def message(*arguments: str, status: int) -> str:
-        assert run(arguments) == status
-        output = capsys.readouterr()
-        assert output.out == ""
-        return output.err.removeprefix("decathlon-mcp: ").removesuffix("\n")
-
-    return message
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -84,11 +59,11 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     ],
 )
 def test_an_option_that_does_not_fit_is_refused_before_anything_starts(
-    refusal: Refusal, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    in_process: InProcess, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not arguments:
         monkeypatch.setenv("DECATHLON_CPUS", "0")
-    assert refusal("serve", *arguments, status=2).startswith(message)
+    assert in_process.error("serve", *arguments, status=2).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +76,9 @@ def test_an_option_that_does_not_fit_is_refused_before_anything_starts(
     ],
 )
 def test_an_unknown_option_is_compared_with_those_that_the_help_lists(
-    refusal: Refusal, words: tuple[str, ...], hint: str
+    in_process: InProcess, words: tuple[str, ...], hint: str
 ) -> None:
-    assert refusal(*words, status=2) == f"unknown option: {words[-1]}{hint}"
+    assert in_process.error(*words, status=2) == f"unknown option: {words[-1]}{hint}"
 
 
 @pytest.mark.parametrize(
@@ -115,26 +90,28 @@ def test_an_unknown_option_is_compared_with_those_that_the_help_lists(
         ('state = "a\\u0000b"', "state: must not contain a zero byte"),
     ],
 )
-def test_a_value_in_the_file_that_does_not_fit_is_named(refusal: Refusal, text: str, message: str) -> None:
+def test_a_value_in_the_file_that_does_not_fit_is_named(
+    in_process: InProcess, text: str, message: str
+) -> None:
     Path("decathlon.toml").write_text(text)
-    assert refusal("serve", status=2) == f"decathlon.toml: {message}"
+    assert in_process.error("serve", status=2) == f"decathlon.toml: {message}"
 
 
-def test_a_file_that_is_not_text_is_an_error(refusal: Refusal) -> None:
+def test_a_file_that_is_not_text_is_an_error(in_process: InProcess) -> None:
     Path("other.toml").write_text("max_sandboxes: 8")
-    assert refusal("tasks", "--config", "other.toml", status=2).startswith("other.toml: not TOML: ")
+    assert in_process.error("tasks", "--config", "other.toml", status=2).startswith("other.toml: not TOML: ")
     Path("binary").write_bytes(b"\xff\xfe")
-    assert refusal("tasks", "--config", "binary", status=2) == "binary: not a text file (UTF-8)"
+    assert in_process.error("tasks", "--config", "binary", status=2) == "binary: not a text file (UTF-8)"
     with pytest.raises(SettingsError, match="--tokens: binary: not a text file"):
         Tokens.read(Path("binary"))
 
 
-def test_a_file_is_no_state_folder(refusal: Refusal) -> None:
+def test_a_file_is_no_state_folder(in_process: InProcess) -> None:
     Path("file").write_text("")
     message = "--state: file is not a folder; name the state folder of a server"
-    assert refusal("show", "--state", "file", status=1) == message
+    assert in_process.error("show", "--state", "file", status=1) == message
     Path("script").write_text('{"tool": "x"}')
-    message = refusal("play", "tune-reactor", "--script", "script", "--state", "file", status=1)
+    message = in_process.error("play", "tune-reactor", "--script", "script", "--state", "file", status=1)
     assert message == "--state: file cannot be used: File exists; choose another folder"
 
 
@@ -149,10 +126,3 @@ def test_a_full_disk_is_an_error_with_what_to_do() -> None:
     )
     assert failure_message(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")) is None
     assert failure_message(ExceptionGroup("", [full, ValueError()])) is None
-
-
-def test_a_misspelt_variable_is_reported_with_the_setting_that_was_meant(shell: Shell) -> None:
-    done = shell.run("tasks", "--sample", "1", DECATHLON_MAX_SANDBOX="8", DECATHLON_TASK="x")
-    assert done.returncode == 0
-    hint = "DECATHLON_MAX_SANDBOX (did you mean DECATHLON_MAX_SANDBOXES?)"
-    assert done.stderr == f"decathlon-mcp: set, but not settings: {hint}\n"

@@ -15,16 +15,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pytest
 
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Shell
 from tests.probe.clients import connected
 from tests.probe.serving import SUITE
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent"),

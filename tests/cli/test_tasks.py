@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Shell
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.conftest import Shell
 
 KEYS: dict[str, type] = {
     "id": str,

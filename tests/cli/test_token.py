@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell
 
 
 def test_the_line_for_the_file_holds_only_a_hash_of_the_secret(shell: Shell) -> None:

@@ -241,21 +241,6 @@ async def half_closed(url: str, headers: dict[str, str], body: bytes) -> bytes:
     return received
 
 
-async def test_null_stands_for_an_optional_member_that_is_not_there(
-    served: Served, http: httpx2.AsyncClient
-) -> None:
-    session = await at_lobby(http, served)
-    for tool, names in (
-        ("start_episode", ("labels", "wait", "outside", "on_difference")),
-        ("list_tasks", ("split", "needs", "sample", "prompts", "seed")),
-        ("list_episodes", ("run", "labels")),
-        ("claim_done", ("episode", "answer", "truncated", "turns")),
-    ):
-        required = {"task": TASK} if tool == "start_episode" else {}
-        answer = await session.ask("tools/call", {"name": tool, "arguments": dict.fromkeys(names) | required})
-        assert not answer["result"]["isError"], answer
-
-
 WRONG_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
     ("start_episode", {"task": "find-anwser"}, "find-answer"),
     ("call_tool", {"episode": "x", "name": "y"}, "no such episode"),

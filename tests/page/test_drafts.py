@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.page.drafts import (
     Draft,
     NotRepresentableError,
@@ -14,7 +16,16 @@ from decathlon_mcp.plugins.page.drafts import (
     partial_value,
     read_draft,
 )
+from decathlon_mcp.plugins.page.forms import (
+    MAX_DRAFT_FIELDS,
+    draft_of,
+    make_form,
+    read_form,
+    read_inputs,
+    text_of,
+)
 from decathlon_mcp.plugins.page.schema import Field, Kind, form_from_schema
+from decathlon_mcp.types import JsonObject
 
 
 def form(required: tuple[str, ...] = (), **properties: Any) -> Field:
@@ -180,3 +191,47 @@ def test_json_and_form_are_interchangeable() -> None:
     for strange in ({"path": 5}, {"nothing": 1}, {"tags": "a"}):
         with pytest.raises(NotRepresentableError):
             draft_from_value(made, strange)
+
+
+ROWS = make_form(
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "rows": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
+            },
+        }
+    )
+)
+
+
+def inputs_of(count: int, length: int) -> dict[str, str]:
+    """What a browser sends for so many rows of empty cells."""
+    return {"f.0.n": str(count), **{f"f.0.{number}.n": str(length) for number in range(count)}}
+
+
+def test_lists_in_lists_describe_no_more_fields_than_a_browser_can_send() -> None:
+    draft: Draft = read_inputs(ROWS, inputs_of(9, 200))
+    assert [len(row) for row in draft["rows"]] == [200] * 9
+    with pytest.raises(BadRequestError, match="as JSON"):
+        read_inputs(ROWS, inputs_of(200, 200))
+
+
+def test_json_with_more_values_than_a_form_has_fields_stays_json() -> None:
+    draft: Draft = draft_of(ROWS, json.dumps({"rows": [["x"] * 200] * 9}))
+    assert draft["rows"] == [["x"] * 200] * 9
+    problem = draft_of(ROWS, json.dumps({"rows": [["x"] * MAX_DRAFT_FIELDS]}))
+    assert isinstance(problem, str)
+    assert str(MAX_DRAFT_FIELDS) in problem
+
+
+@pytest.mark.parametrize("property_schema", [{}, {"enum": ["\ud800"]}])
+def test_arguments_with_lone_surrogates_are_json_that_can_be_sent(property_schema: JsonObject) -> None:
+    properties = {"a": property_schema, "\udfff": {"type": "string"}}
+    made = make_form(json.dumps({"type": "object", "properties": properties}))
+    typed = '"\\ud800"' if made.fields[0].kind is Kind.JSON else "0"
+    draft = read_inputs(made, {"f.0": typed, "f.1": "x"})
+    reading = read_form(made, draft)
+    assert reading.arguments is not None
+    for text in (reading.arguments, text_of(made, draft)):
+        assert json.loads(text.encode())["\udfff"] == "x"
