@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 from starlette.types import Message, Receive
@@ -83,6 +85,25 @@ async def test_large_bodies_wait_for_each_other_and_small_ones_do_not(
     # Nothing of the refused and the cancelled one is reserved for ever.
     async with reader.read(*request_of(body_part(LARGE))):
         pass
+
+
+async def test_other_tasks_get_a_turn_between_two_large_bodies() -> None:
+    reader, events = BodyReader(), list[str]()
+
+    async def read() -> None:
+        async with reader.read(*request_of(body_part(b" " * (bodies.LARGE_BODY_BYTES + 1)))):
+            events.append("body")
+
+    async def victim() -> None:
+        while events.count("body") < 30:
+            events.append("turn")
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(30):
+            tasks.start_soon(read)
+        tasks.start_soon(victim)
+    assert ("body", "body") not in itertools.pairwise(events)
 
 
 async def test_large_bodies_with_many_values_do_not_wait_for_each_other_for_ever(
