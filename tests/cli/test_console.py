@@ -8,11 +8,14 @@ import subprocess
 import sys
 
 import pytest
+from rich.table import Table
 
 from decathlon_mcp.cli.console import ScriptConsole
+from decathlon_mcp.cli.terminal import Terminal
 from tests.cli.conftest import Shell
 
 TEXT = "Find the recipe for tomorrow's batch, by experiment."
+EVIL = "\x1b]0;owned\x07\r\x9b2J"
 ADDRESS = f"http://127.0.0.1:8765/episodes/{'c' * 48}/mcp"
 
 
@@ -39,6 +42,19 @@ def test_long_lines_break_between_words_on_a_terminal_only(
         '            "too-hot", "temperature":',
         "            61}",
     ]
+
+
+def test_no_text_of_others_controls_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    ScriptConsole().reply(f"{EVIL}\n{EVIL}", failed=True)
+    table = Table()
+    table.add_row(EVIL)
+    Terminal().print(table)
+    printed = capsys.readouterr().out
+    assert printed.count("]0;owned") == 3
+    assert not re.search(r"\x1b\]|[\x07\r\x9b]", printed)
 
 
 def test_standard_streams_that_are_closed_are_no_descriptors_of_the_event_loop(shell: Shell) -> None:
