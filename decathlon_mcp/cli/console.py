@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 from decathlon_client.sdk import http_client, httpx
 from decathlon_client.values import server_url
-from rich.console import Console
 from rich.text import Text
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.cli.terminal import Terminal
 from decathlon_mcp.cli.usage import report
 
 STATUS_SECONDS = 5.0
@@ -27,16 +27,11 @@ MIN_WIDTH = 20
 """Columns that the text of a line has at least, on however narrow a terminal."""
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # as print does; rich would raise SystemExit
-
-
 class ScriptConsole:
     """Prints the steps of a script on stdout or stderr."""
 
     def __init__(self, *, stderr: bool = False) -> None:
-        self._console = _Console(highlight=False, markup=False, stderr=stderr)
+        self._console = Terminal(highlight=False, markup=False, stderr=stderr)
 
     def line(self, label: str, text: str, style: str = "") -> None:
         self._print(f"  {label:<9} ", "bold", text, style)

@@ -27,16 +27,17 @@ def print_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> None
         print_lines(lines)
         return
     # Imported late: most commands print no table.
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from decathlon_mcp.cli.terminal import Terminal
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=column == 0)
     for line in lines:
         table.add_row(*(escape(printed(cell)) for cell in line))
-    Console().print(table)
+    Terminal().print(table)
 
 
 def print_lines(lines: Iterable[Sequence[object]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 from starlette.types import Receive
 
 from decathlon_mcp.errors import AtCapacityError
@@ -24,6 +25,8 @@ NODE_BYTES = 100
 """What a value or a key needs when it is decoded: 64 bytes for an empty array, 80 for a key and a number."""
 SMALL_BODY_BYTES = 8 << 10
 """Bodies up to this size are always read: the number of connections limits them."""
+LARGE_BODY_BYTES = 256 << 10
+"""A longer body takes milliseconds to decode."""
 SMALL_DECODED_BYTES = 64 << 10
 """Bodies that need no more when they are decoded are not counted: the number of connections limits them."""
 MAX_LENGTH_DIGITS = 15
@@ -87,6 +90,7 @@ class BodyReader:
         # wait any more, so that bodies cannot wait for each other.
         self.received = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
         self.decoded = MemoryBudget(max(DECODED_IN_FLIGHT_BYTES, MAX_NODES * NODE_BYTES))
+        self._turns = anyio.Lock()
 
     def check_length(self, headers: Mapping[bytes, bytes]) -> int:
         """The length that a request announces, 0 if it announces none. Raises McpError if it is too large."""
@@ -125,6 +129,10 @@ class BodyReader:
             if received_bytes > len(body):
                 self.received.release(received_bytes - len(body))
                 received_bytes = len(body)
+            if len(body) > LARGE_BODY_BYTES:
+                # One in each round of the event loop: sixty at once kept it for seconds.
+                async with self._turns:
+                    await anyio.lowlevel.checkpoint()
             try:
                 if (needed_bytes := _decoded_bytes(body)) > SMALL_DECODED_BYTES:
                     decoded_bytes = await self.decoded.reserve(needed_bytes)

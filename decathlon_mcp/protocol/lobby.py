@@ -16,7 +16,7 @@ from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
+from decathlon_mcp.errors import BadRequestError, DecathlonError, LimitExceededError, UnknownEpisodeError
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.labels import merge_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import (
@@ -85,6 +85,10 @@ class Lobby(Service):
         if tool is None:
             return await self._call_current(request)
         try:
+            if tool.max_bytes is not None and len(request.arguments or b"") > tool.max_bytes:
+                raise LimitExceededError(
+                    f"the arguments of {tool.tool} have at most {tool.max_bytes:,} bytes"
+                )
             return await self._answer(request, tool.from_arguments(request.decoded_arguments()))
         except DecathlonError as error:
             if error.code in TOOL_FAILURES | ARGUMENT_FAULTS:

@@ -23,6 +23,7 @@ from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
 from decathlon_mcp.protocol.requests import episode_address, page_address
 from decathlon_mcp.settings import RewardPolicy
+from decathlon_mcp.storage.trajectory import MAX_NOTE_LINE_BYTES
 from decathlon_mcp.types import JsonObject, NoteRole
 from decathlon_mcp.validation import read_arguments
 
@@ -46,6 +47,8 @@ class LobbyTool(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     tool: ClassVar[str]
     read_only: ClassVar[bool] = False
+    max_bytes: ClassVar[int | None] = None
+    """Longest JSON text of the arguments."""
 
     @classmethod
     @cache
@@ -275,6 +278,7 @@ class AddNote(EpisodeTool):
     it. Notes can be added until the episode ends."""
 
     tool = "add_note"
+    max_bytes = 6 * MAX_NOTE_LINE_BYTES  # each character may be escaped
     text: str = Field(description="The message. A line of the record has at most 64 KiB.")
     role: NoteRole = Field("assistant", description="Whose message it is.")
     usage: dict[UsageName, UsageCount] | None = Field(

@@ -69,9 +69,10 @@ async def test_notes_are_refused_to_agents_and_after_the_end(served: Served) -> 
                 assert "`role`" in await refused(lobby, "add_note", episode=e.id, text="x", role="tool")
                 assert "`usage" in await refused(lobby, "add_note", episode=e.id, text="x", usage={"a": -1})
                 assert "`usage" in await refused(lobby, "add_note", episode=e.id, text="x", usage={"a": 1e99})
-            reply = await d.call_lobby("add_note", {"episode": e.id, "text": "x" * (64 << 10)})
-            assert reply.is_error
-            assert "the note is not kept" in reply.text
+            for size, problem in ((64 << 10, "the note is not kept"), (3_900_000, "have at most 393,216")):
+                reply = await d.call_lobby("add_note", {"episode": e.id, "text": "x" * size})
+                assert reply.is_error
+                assert problem in reply.text
         await served.find(e.id).state.reach(Phase.ENDED)
         with pytest.raises(ClientError) as raised:
             await e.note("too late")

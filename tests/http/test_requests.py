@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 from starlette.types import Message, Receive
@@ -82,6 +84,46 @@ async def test_large_bodies_wait_for_each_other_and_small_ones_do_not(
     # Nothing of the refused and the cancelled one is reserved for ever.
     async with reader.read(*request_of(body_part(LARGE))):
         pass
+
+
+async def test_other_tasks_get_a_turn_between_two_large_bodies() -> None:
+    reader, events = BodyReader(), list[str]()
+
+    async def read() -> None:
+        async with reader.read(*request_of(body_part(b" " * (bodies.LARGE_BODY_BYTES + 1)))):
+            events.append("body")
+
+    async def victim() -> None:
+        while events.count("body") < 30:
+            events.append("turn")
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(30):
+            tasks.start_soon(read)
+        tasks.start_soon(victim)
+    assert ("body", "body") not in itertools.pairwise(events)
+
+
+async def test_large_bodies_with_many_values_do_not_wait_for_each_other_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = b"[" + b"[]," * 20_000 + b"[]]"
+    monkeypatch.setattr(bodies, "BODIES_IN_FLIGHT_BYTES", 3 * len(body))
+    monkeypatch.setattr(bodies, "DECODED_IN_FLIGHT_BYTES", 1)
+    reader = BodyReader(len(body))
+    done: list[int] = []
+
+    async def read() -> None:
+        async with reader.read(*request_of(body_part(body[:10_000], more=True), body_part(body[10_000:]))):
+            await anyio.sleep(0.001)
+        done.append(1)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(read)
+    assert len(done) == 50
 
 
 async def test_bodies_at_unknown_addresses_take_no_room_from_those_of_clients(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class Report:
         shown = [(task, finding) for task in ordered for finding in task.findings]
         for task, finding in shown:
             command = self._command(task.task, finding)
-            sys.stdout.write(f"{printed(task.task)}: {printed(finding.what)}\n    {command}\n")
+            sys.stdout.write(f"{printed(task.task)}: {printed(finding.what)}\n    {printed(command)}\n")
         if self.json_file is not None:
             document = {
                 "run": self._run,
@@ -161,7 +161,9 @@ class Report:
                 "known_before": self._stored,
                 "tasks": [task.to_json(partial(self._command, task.task)) for task in ordered],
             }
-            self.json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            # An evaluator's text and a folder's name may have lone surrogates, which UTF-8 does not have.
+            text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+            self.json_file.write_text(text, "utf-8", "backslashreplace")
         return 1 if shown else 0
 
     def _why(self, task: TaskReport) -> str:

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import anyio.to_thread
 from cyclopts import Parameter
-from rich.console import Console
 
 from decathlon_mcp.app import create_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
@@ -35,6 +34,7 @@ from decathlon_mcp.cli.options import (
 )
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import check_readiness
+from decathlon_mcp.cli.terminal import Terminal
 from decathlon_mcp.errors import DecathlonError, SettingsError, SuiteError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, plugins
@@ -96,7 +96,7 @@ MAX_HEALTH_BYTES = 65_536
 async def print_findings(settings: Settings, host: str, port: int, as_json: bool) -> int:
     """Print findings on stdout as they are made; return 0 if a server with these settings can work."""
     findings: list[Finding] = []
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     async with aclosing(_findings(settings, host, port)) as results:
         async for result in results:
             findings.append(result)

@@ -14,7 +14,6 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import anyio.to_thread
 from cyclopts import Parameter
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +32,7 @@ from decathlon_mcp.cli.options import (
 )
 from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.readiness import check_readiness
+from decathlon_mcp.cli.terminal import Terminal
 from decathlon_mcp.cli.usage import check_positive, report
 from decathlon_mcp.errors import BadRequestError, SuiteError
 from decathlon_mcp.grading.rubric import metrics_of
@@ -109,7 +109,7 @@ def show_tasks(settings: Settings, filters: TaskFilter, *, sample: int | None, a
     elif sys.stdout.isatty():
         _print_table(tasks)
         for line in _suite_lines(catalogue):
-            Console(highlight=False).print(line, soft_wrap=True)
+            Terminal(highlight=False).print(line, soft_wrap=True)
     else:
         print_lines(map(_cells, tasks))
     return 0
@@ -141,7 +141,7 @@ def _cells(task: JsonObject) -> list[str]:
 
 
 def _print_table(tasks: list[JsonObject]) -> None:
-    console = Console()
+    console = Terminal()
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("task", "suite", "splits", "needs", ""):
         table.add_column(heading, overflow="fold", no_wrap=heading == "task")
@@ -189,7 +189,7 @@ async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) ->
     else:
         _print_missing(missing, ways, notes, problems)
         for line in _suite_lines(catalogue):
-            Console(highlight=False).print(line, soft_wrap=True)
+            Terminal(highlight=False).print(line, soft_wrap=True)
     if not names:
         _say_that_none_fits(catalogue, filters)
     cannot_serve = any(result.required and not result.ok for result in problems)
@@ -268,7 +268,7 @@ def _print_missing(
     notes: Mapping[str, list[TaskNote]],
     problems: Iterable[Finding],
 ) -> None:
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     for name, requirements in missing.items():
         mark = ("✗   ", "bold red") if requirements else ("ok  ", "green")
         text = "; ".join([ways[name].text, *(note for note, _ in notes[name])])
@@ -309,8 +309,7 @@ def show_conflicts(settings: Settings, filters: TaskFilter, *, as_json: bool) ->
         ]
         print_json({"shared": entries})
         return 0
-    for line in sorted(_conflict_lines(users)):
-        sys.stdout.write(f"{line}\n")
+    print_lines([line] for line in sorted(_conflict_lines(users)))
     if not names:
         return 0
     sharing = {name for tasks in users.values() for name in tasks}
