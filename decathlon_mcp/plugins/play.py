@@ -103,6 +103,7 @@ async def _serve_page(settings: Settings, task: str | None, path: str) -> int:
         sys.stderr.write("Ctrl-C ends the server, and the attempts that were not claimed\n")
         _open_browser(page.shown_address(url, to_person=True, path=path))
 
+    sys.stderr.write(f"starting a server, whose log is {settings.state / LOG_FILE}\n")
     with redirect_logs(settings):
         async with bootstrap(settings) as episodes:
             if task is not None:
