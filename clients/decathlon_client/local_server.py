@@ -232,9 +232,9 @@ def find_program(program: str | os.PathLike[str] | None) -> str:
         missing = f"there is no program {wanted!r}" if wanted else "the server is not installed here"
         raise ClientError(
             f"{missing}; install it, in an environment of its own if this one's packages do not fit, and "
-            f"name the program: python3 -m venv server && server/bin/pip install "
-            f"'decathlon-mcp[server,starter]', then server={'server/bin/' + COMMAND!r}; or name a running "
-            "server by its URL",
+            "name the program: in the clone, python3 -m venv server && server/bin/pip install "
+            f"'.[server,starter]', then server={'server/bin/' + COMMAND!r}; or name a running server by its "
+            "URL",
             code="server_not_installed",
         )
     return str(Path(found).absolute())

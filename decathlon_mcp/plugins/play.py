@@ -107,6 +107,7 @@ async def _serve_page(settings: Settings, task: str | None, path: str) -> int:
         async with bootstrap(settings) as episodes:
             if task is not None:
                 episodes.catalogue.find(task)
+            sys.stderr.write(f"starting a server, whose log is {settings.state / LOG_FILE}\n")
             await require_ready(episodes, settings.max_sandboxes)
             with listen(address.host, address.port) as listener:
                 await serve_at(listener, address, episodes, settings, announce)
