@@ -20,6 +20,7 @@ from decathlon_mcp.storage.lock import (
     Server,
     instance_lock,
     running_servers,
+    serving,
 )
 
 PROCESSES, STARTS = 6, 300
@@ -36,6 +37,15 @@ for _ in range(int(sys.argv[2])):
     except Exception:
         failed += 1
 print(wrong, failed)
+"""
+HOLDER = """
+import pathlib, sys, time
+from decathlon_mcp.storage.lock import Server, instance_lock
+
+server = Server.of_this_process(["local"], serves=True, survives=True)
+with instance_lock(pathlib.Path(sys.argv[1]), server) as lock:
+    print(lock.name, flush=True)
+    time.sleep(600)
 """
 
 
@@ -63,6 +73,19 @@ def dead_server(state: Path, name: str = "abc", **record: Any) -> Path:
     return file
 
 
+@contextmanager
+def another_process(state: Path) -> Generator[tuple[subprocess.Popen[str], str]]:
+    """A process that serves the folder, and the name of the server."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(state)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            yield holder, holder.stdout.readline().strip()
+        finally:
+            holder.kill()
+
+
 def test_concurrent_starts_neither_fail_nor_take_a_live_server_for_dead(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", WORKER, str(tmp_path), str(STARTS // PROCESSES)]
     workers = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(PROCESSES)]
@@ -83,6 +106,23 @@ def test_embedded_servers_share_a_folder_and_leave_nothing(tmp_path: Path) -> No
         (tmp_path / "servers" / "abc").unlink()
     assert list((tmp_path / "servers").iterdir()) == []
     assert running_servers(tmp_path / "nothing") == {}
+
+
+def test_a_second_serve_is_refused_with_the_process_of_the_first(tmp_path: Path) -> None:
+    with another_process(tmp_path) as (holder, name):
+        with pytest.raises(SettingsError, match=f"in use by another .* process {holder.pid}"):
+            with serving_at(tmp_path):
+                pass
+        with embedded(tmp_path) as lock:
+            assert lock.dead == []
+        assert running_servers(tmp_path) == {name: holder.pid}
+        holder.kill()
+        holder.wait()
+        assert serving(tmp_path) is None
+        with embedded(tmp_path) as lock:
+            assert lock.dead == [], "the next serve continues its episodes"
+        with serving_at(tmp_path) as lock, embedded(tmp_path) as other:
+            assert (lock.dead, other.dead) == ([name], [])
 
 
 def test_a_killed_server_is_left_to_its_supervisor(tmp_path: Path) -> None:
