@@ -340,3 +340,21 @@ def test_reading_a_configuration_takes_little_time(text: str) -> None:
     started = time.process_time()
     reduce_config(text.encode(), lambda path: True, lambda location: True)
     assert time.process_time() - started < 3
+
+
+def test_alternates_that_lead_out_are_removed(workspace: Path, tmp_path: Path) -> None:
+    library, other = repository(workspace / "library"), repository(workspace / "other")
+    alternates = library / ".git/objects/info/alternates"
+    lines = (
+        "../../../other/.git/objects",
+        "../../../../tasks/objects",
+        str(other / ".git/objects"),
+        "/episode/tasks/objects",
+        f"{workspace}/../tasks",
+        "",
+    )
+    alternates.write_text("\n".join(lines))
+    reports = cleaned(workspace, tmp_path / "before")
+    # A relative path becomes an absolute one, as it could be reached through a link to its folder.
+    assert alternates.read_text() == f"{other}/.git/objects\n{other}/.git/objects\n"
+    assert reports == ["library/.git/objects/info/alternates: removed a path that leads out"]

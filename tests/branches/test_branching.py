@@ -349,3 +349,26 @@ async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> 
         await source.claim_done(None)
         with pytest.raises(BadRequestError, match="not open"):
             await branches_of(registry).save(source)
+
+
+async def test_a_call_that_the_claim_ended_is_refused_and_one_before_it_is_not(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (registry, source):
+        await call(source, "count")
+        async with anyio.create_task_group() as tasks:
+
+            async def call_hanging() -> None:
+                with pytest.raises(Exception, match="closed while the call ran"):
+                    await call(source, "hang")
+
+            tasks.start_soon(call_hanging)
+            while source.calls.sent < 2:
+                await anyio.lowlevel.checkpoint()
+            await source.claim_done(None)
+        await source.evaluate()
+        with pytest.raises(BadRequestError, match="call 2 ended after the claim"):
+            await branch(registry, source.id, 2)
+        source.close()
+        await ended(source)
+        made = await branch(registry, source.id, 1)
+        await made.ready()
+        assert await call(made, "count") == "count 2 {}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,18 @@ def test_a_leaderboard_counts_tasks_that_were_not_played_as_no_success(
     assert f"not played, counted as no success: {count - 2}: {', '.join(missing)}" in lines
     assert f"fewer attempts, the missing ones counted as no success: {second} (2)" in lines
     assert not [line for line in lines if line.startswith("lost")]
+
+
+def test_an_export_that_fails_leaves_nothing(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(state)
+
+    def fail(*_: object) -> Iterator[bytes]:
+        yield b"begun"
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("decathlon_mcp.plugins.exports.export.render_one_file", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        export(state, public_id(HANDLES[0]), "--to", "html", "--output", tmp_path / "episode.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -269,3 +270,26 @@ async def test_attempt_that_has_taken_the_disk_itself_is_forfeited_when_it_was_w
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == expected[:2]
         assert expected[2] in verdict.detail
+
+
+async def test_attempt_is_graded_although_the_disk_is_full_when_its_grading_begins(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading_module, "ROOM_RETRY_SECONDS", 0.1)
+    note = Episode.note
+
+    def note_and_fill(episode: Episode, **changes: Any) -> None:
+        note(episode, **changes)
+        if changes.get("captured"):
+            fill(disk)
+
+    monkeypatch.setattr(Episode, "note", note_and_fill)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=0) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        await episode.claim_done("the answer")
+        await until_it_waits(episode)
+        (disk / "filler").unlink()
+        with anyio.fail_after(60):
+            assert (await episode.evaluate()).reward == 1.0

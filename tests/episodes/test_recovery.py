@@ -480,3 +480,49 @@ def registry_sandbox(calls: EpisodeCalls) -> FakeSandbox:
     source = session.driver._sandbox  # pyright: ignore[reportPrivateUsage]
     assert isinstance(source, FakeSandbox)
     return source
+
+
+READY: JsonObject = {"ready_at": "2026-01-01T00:00:00+00:00", "opened_at": 1e12, "agent": "agent"}
+
+
+CLAIMED: JsonObject = {**READY, "claim": {"by_agent": True, "at": "2026-01-01T00:00:00+00:00"}}
+
+
+def write_unanswered_call(trajectory: Trajectory, name: str = "probe__echo") -> None:
+    """A call `one` that was sent, and whose reply never came."""
+    trajectory.add(
+        "call",
+        seq=1,
+        name=name,
+        server="probe",
+        tool="echo",
+        request=1,
+        started_at=1.0,
+        digest=call_digest(name, None),
+        operation="one",
+    )
+
+
+async def test_call_without_a_reply_ends_as_soon_as_its_claimed_attempt_is_recovered(tmp_path: Path) -> None:
+    outcomes = list[str]()
+    async with (
+        sandbox_of_the_dead_server(tmp_path, wire_version=99) as (agent, machine),
+        recovered(
+            tmp_path, Phase.CLAIMED, CLAIMED, agent=agent, machine=machine, write=write_unanswered_call
+        ) as registry,
+    ):
+        with anyio.fail_after(10):
+            assert (await only(registry).evaluate()).reward == 1.0
+            # The episode is still open for requests: nothing else would answer this one.
+            await call_again(only(registry), "one", outcomes)
+        assert only(registry).state.phase is Phase.SCORED
+    assert outcomes == ["this attempt was closed while the call ran"]
+
+
+async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
+    progress: JsonObject = {"ready_at": "2026-01-01T00:00:00+00:00", "opened_at": 1e12, "agent": "gone-agent"}
+    async with recovered(tmp_path, Phase.READY, progress) as registry:
+        with anyio.fail_after(10):
+            await ended(only(registry))
+        assert only(registry).state.ending is Ending.SANDBOX_LOST
+        assert recoveries(registry) == {"ended": 1}

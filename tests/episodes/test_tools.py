@@ -121,3 +121,14 @@ async def test_local_tools_work_again_after_calls_that_failed_together(tmp_path:
 async def fails(session: ToolSession, name: str) -> None:
     with pytest.raises(DriverError, match="exit code"):
         await call_tool(session, *called(name))
+
+
+@pytest.mark.anyio
+async def test_server_that_died_before_a_restart_is_an_error_of_its_calls(tmp_path: Path) -> None:
+    """The next server does not know which servers run; one that ran is not started again."""
+    async with scripted_local_server(tmp_path, "normal", start_seconds=60) as session:
+        await fails(session, "die")
+        next_session = tool_session(session.driver, optional=())
+        for _ in range(2):
+            await fails(next_session, "text")
+        assert not next_session.starts.failed.is_set()

@@ -481,3 +481,19 @@ async def test_grading_in_place_restores_the_suites_files_and_keeps_the_workspac
             assert names_in(folder) == ["check.py", "main.py"]
             assert names_in(sandbox.root / "workspace") == ["thesis.pdf"]
     assert (verdict.reward, verdict.in_place) == (0.0, True)
+
+
+async def test_missing_evaluator_gives_no_reward_and_opens_no_sandbox(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", {})
+    (suite.path / PAPER / "evaluation" / "main.py").unlink()
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert unscored(verdict) == "evaluator_error"
+    assert grader.networks == []
+
+
+async def test_rubric_function_that_python_cannot_run_gives_no_reward(grader: SandboxGrader) -> None:
+    verdict = await grader.verdict(one_metric("from .gone import evaluate"))
+    assert verdict.status == "evaluator_error", verdict

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ import pytest
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.protocol import requests, responses
+from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
@@ -245,3 +248,74 @@ async def test_requests_of_a_session_that_wait_are_bounded(
             assert "params" in await other.call("probe__params")
             tools.finish.set()
         assert "params" in await session.call("probe__params", request_id=8)
+
+
+@asynccontextmanager
+async def connection(served: Served) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    url = httpx2.URL(served.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        with anyio.fail_after(30):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def in_bytes(session: RawSession, body: bytes, *headers: str) -> bytes:
+    """A POST of a session's client."""
+    url = httpx2.URL(session.url)
+    all_headers = {**session.headers, "Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines = [f"{name}: {value}" for name, value in all_headers.items()]
+    head = "\r\n".join(
+        [f"POST {url.path} HTTP/1.1", f"Host: {url.netloc.decode()}", *lines, *headers, "", ""]
+    )
+    return head.encode() + body
+
+
+async def test_call_whose_client_leaves_at_once_is_completed(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    tools = Tools()
+    async with serving(tmp_path, tools) as served:
+        session = await at_episode(http, served)
+        episode = served.episodes.live[-1]
+        body = json.dumps(called("probe__slow", id=10)).encode()
+        async with connection(served) as (_, writer):
+            writer.write(in_bytes(session, body))
+            await until(lambda: tools.running)
+        tools.finish.set()
+        await until(lambda: not episode.lease._holders)  # pyright: ignore[reportPrivateUsage]
+        assert tools.cancelled == 0
+        # The client has no reply: the same call, under whatever id, gets it once.
+        assert await session.call("probe__slow", request_id=11, text="a") == "done"
+        assert episode.calls.sent == 1
+        assert await session.call("probe__slow", request_id=11, text="a") == "done"
+        assert episode.calls.sent == 2
+
+
+def waiting(session: RawSession) -> int:
+    """The requests of a session that wait for their answers."""
+    sessions = [each for each in gc.get_objects() if isinstance(each, Session) and each.id == session.id]
+    return sum(len(each.requests) for each in sessions)
+
+
+async def test_client_that_comes_back_often_leaves_one_request(
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_WAITING", 5)
+    tools = Tools()
+    async with serving(tmp_path, tools) as served:
+        session = await at_episode(http, served)
+        async with session.calling("probe__slow", request_id=5) as (_, lines):
+            await until(lambda: tools.running == 1)
+        for _ in range(12):
+            async with session.resuming(lines[0].removeprefix("id: ")):
+                pass
+            await anyio.sleep(0.02)  # the server notices that it has left
+        await until(lambda: waiting(session) == 1)
+        assert tools.cancelled == 0
+        async with session.resuming(lines[0].removeprefix("id: ")) as coming:
+            tools.finish.set()
+            assert [line async for line in coming if line.startswith("data: {")]
+        await until(lambda: waiting(session) == 0)
+        assert not served.episodes.live[-1].lease._holders  # pyright: ignore[reportPrivateUsage]

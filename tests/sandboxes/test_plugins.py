@@ -205,3 +205,21 @@ async def test_the_package_on_the_page_works_as_printed(
     assert await collect(tmp_path, dry_run=False, abandon=False, as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert f"no Docker engine answers at {address}" in report["unreachable"]["second-engine"]
+
+
+@pytest.mark.anyio
+async def test_gc_asks_each_podman_service_that_servers_have_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = load_provider("podman")
+    assert plugin.begin is not None
+    for socket in ("/nowhere/one.sock", "/nowhere/two.sock", "/nowhere/one.sock"):
+        configured = settings(provider="podman", provider_option=(f"socket={socket}",), state=tmp_path)
+        plugin.begin(context_of("podman", "", configured))
+    noted = tmp_path / "providers" / "podman" / "sockets"
+    assert noted.read_text() == "/nowhere/one.sock\n/nowhere/two.sock\n"
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["podman"]}))
+    assert await collect(tmp_path, dry_run=False, abandon=True, as_json=True) == 0
+    assert "/nowhere/one.sock" in json.loads(capsys.readouterr().out)["unreachable"]["podman"]
+    assert (tmp_path / "servers" / "0123456789ab").exists()
