@@ -482,12 +482,6 @@ def registry_sandbox(calls: EpisodeCalls) -> FakeSandbox:
     return source
 
 
-READY: JsonObject = {"ready_at": "2026-01-01T00:00:00+00:00", "opened_at": 1e12, "agent": "agent"}
-
-
-CLAIMED: JsonObject = {**READY, "claim": {"by_agent": True, "at": "2026-01-01T00:00:00+00:00"}}
-
-
 def write_unanswered_call(trajectory: Trajectory, name: str = "probe__echo") -> None:
     """A call `one` that was sent, and whose reply never came."""
     trajectory.add(
