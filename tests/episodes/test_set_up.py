@@ -216,3 +216,20 @@ async def test_tokens_that_cannot_be_read_fail_the_set_up(tmp_path: Path) -> Non
     )
     error = await set_up_error(tmp_path, provider, "find-answer", suite=suite)
     assert error.message == "the suite's tokens could not be read: SyntaxError in token_key_session.py"
+
+
+async def test_preprocess_runs_in_a_sandbox_that_is_removed_before_the_agents_opens(tmp_path: Path) -> None:
+    open_at_preprocess: list[str] = []
+
+    def run(request: FakeRun) -> int:
+        open_at_preprocess.extend(provider.machine.sandboxes)
+        return 0
+
+    provider = FakeProvider(tools=TOOLS, run=run)
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("made-answer", PLAYER)
+        await episode.ready()
+        label = episode.spec.public_id
+        assert open_at_preprocess == [f"{label}-preprocess"]
+        assert list(provider.machine.sandboxes) == [f"{label}-agent"]
+        assert [sandbox.spec.image for sandbox in provider.opened] == ["fake", "sha256:fake"]
