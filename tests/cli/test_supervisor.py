@@ -214,6 +214,9 @@ async def test_no_process_of_a_sandbox_has_the_port_open(shell: Shell) -> None:
             await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
             # The supervisor's own descriptor is in a message that it reads when the server dies.
             assert holders(served.port) - {served.process.pid} == {served.server()}
+        # The session's sandbox is being removed: a server that is killed now leaves it to a next one.
+        served.process.terminate()
+        assert served.process.wait(WAIT_SECONDS) == 0
 
 
 @pytest.mark.long
