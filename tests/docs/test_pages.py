@@ -34,8 +34,16 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "python": lambda text: compile(text, "<page>", "exec"),
 }
 NOT_PARSED = {"", "js", "sh", "bash", "{eval-rst}"}
+MOST_WORDS = 45_000
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:tmp|root|home|work|opt/(?!venv|local_servers)|Users)/\S*")
 AUTODOC = re.compile(r"^\.\. auto(class|data|module):: ([\w.]+)$", re.MULTILINE)
+
+
+def test_the_pages_without_results_have_at_most_45_000_words() -> None:
+    """Words as `cat docs/*.md docs/reference/*.md | wc -w` counts them; measurements are in docs/results."""
+    pages = [page for page in DOCS.rglob("*.md") if page.parent.name != "results"]
+    words = {page.name: len(page.read_text("utf-8").split()) for page in pages}
+    assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda item: -item[1])
 
 
 def test_relative_links_have_targets() -> None:
