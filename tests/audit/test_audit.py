@@ -156,7 +156,7 @@ def test_a_search_finds_a_dense_evaluator_that_leaks(tmp_path: Path) -> None:
 
 def test_a_task_with_a_recorded_web_is_audited_with_web(tmp_path: Path) -> None:
     web = ("--web", "record", "--web-proxy", str(STAND_IN))
-    words = ("find-paper", "--policies", "idle", "--suite", str(ARXIV / "suite"))
+    words = ("find-paper", "free", "--policies", "idle", "--suite", str(ARXIV / "suite"))
     _, document, printed = audit(tmp_path, *words, *web)
     attempts, recorded = read_stored(tmp_path, document["run"])
     verdicts = [attempts["find-paper", policy].verdict for policy in ("null", "reads")]

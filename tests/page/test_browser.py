@@ -186,12 +186,12 @@ def test_it_works_without_javascript(chromium: Browser, watched: Watched) -> Non
     page.goto(f"{watched.url}/e/{LONG}?call=1500")
     page.get_by_label("Key").fill("0f" * 32)
     page.get_by_role("button", name="Sign in").click()
-    assert page.locator("#c1500").is_visible()
+    expect(page.locator("#c1500")).to_be_visible()
     page.get_by_role("link", name="Calls 1501 to 1600").click()
-    assert page.locator("#c1501").is_visible()
+    expect(page.locator("#c1501")).to_be_visible()
     page.get_by_role("searchbox").fill("part-2222.csv")
     page.get_by_role("button", name="Search").click()
-    assert page.locator("#c2223").is_visible()
+    expect(page.locator("#c2223")).to_be_visible()
     context.close()
 
 
