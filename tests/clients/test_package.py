@@ -9,11 +9,12 @@ import tomllib
 import types
 from pathlib import Path
 
+import anyio
 import decathlon_client
 import pytest
 from decathlon_client import ClientError, Decathlon
 
-from tests.probe.serving import SUITE
+from tests.probe.serving import SUITE, serving
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -118,3 +119,58 @@ class TestEmbedded:
         d = Decathlon.embedded(SUITE, "host", state=tmp_path)
         with pytest.raises(RuntimeError, match="async with"):
             await d.tasks()
+
+
+PLAYER = """
+import sys, anyio
+from decathlon_client import CallTimeoutError, Decathlon, UnknownTaskError
+
+async def main(url):
+    reports = []
+
+    async def on_progress(progress, total, message):
+        reports.append(progress)
+
+    async with Decathlon(url) as d:
+        try:
+            async with d.episode("find-anser"):
+                raise AssertionError("there is no such task")
+        except UnknownTaskError as error:
+            assert "find-answer" in error.near
+        async with d.episode("find-answer") as e:
+            await e.call("probe__count", {"to": 3, "pause": 0.01}, on_progress=on_progress)
+            assert reports == [1, 2, 3], reports
+            try:
+                await e.call("probe__sleep", {"seconds": 100, "note": "late"}, timeout=0.3)
+                raise AssertionError("it cannot have slept so long")
+            except CallTimeoutError:
+                pass
+            async with d.attach(e.address) as again:
+                await again.call("probe__write", {"path": "answer.txt", "text": "42"})
+            print("reward", (await e.evaluate()).reward)
+
+anyio.run(main, sys.argv[1])
+"""
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    # With the tests' own build backend: an environment for it would take half of the time.
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", tmp_path, REPOSITORY], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.timeout(660)
+@pytest.mark.parametrize("sdk", ["mcp>=1.24,<2", "mcp>=2.3,<3"])
+async def test_the_bare_client_plays_with_either_sdk(sdk: str, wheel: Path, tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    await anyio.run_process([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")])
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    await anyio.run_process([*pip, "install", "--quiet", str(wheel), sdk])
+    async with serving(tmp_path / "state", provider="host") as served:
+        played = await anyio.run_process([str(python), "-c", PLAYER, served.url], check=False)
+    assert (played.returncode, played.stdout) == (0, b"reward 1.0\n"), played.stderr.decode()
