@@ -282,7 +282,8 @@ async def situation(library: Library, libraries: Path, tmp_path: Path) -> AsyncG
 async def connected(
     library: Library, libraries: Path, folder: Path, *, suite: str = SUITE, lobby: bool = False
 ) -> AsyncGenerator[Situation]:
-    async with supervised_server(folder / "state", suite=suite) as server:
+    # Without isolation, so that this process sees the file into which the tool writes.
+    async with supervised_server(folder / "state", "--isolation", "none", suite=suite) as server:
         if lobby:
             address = f"{server.url}/mcp"
         elif library.address == "task":
