@@ -25,7 +25,7 @@ _COMMANDS, _CODES = ("command", "cmd", "script", "shell_command"), ("code", "sou
 _PATHS = ("path", "file_path", "filepath", "filename", "file", "file_name")
 _CONTENTS = ("content", "contents", "text", "data", "body", "file_text")
 CALL_SECONDS = 90.0
-"""What a call may take."""
+"""What a call may take: about twice as long as the longest of the commands below."""
 RUN_SECONDS = 80
 """What a command may take, where the tool lets its caller choose: less than the call, so that the tool itself
 says that the time is up. The longest of 3,154 commands took 47 s, when 15 processes shared a processor."""
