@@ -124,8 +124,9 @@ def floods_with_notifications() -> None:
 
 
 def refuses_the_server() -> None:
-    next(requests())
-    write(refused_line(ATTACHED[-1].nonce, 10**17))
+    """It goes on: whether it runs is what decides whose fault the loss is."""
+    for _ in requests():
+        write(refused_line(ATTACHED[-1].nonce, 10**17))
 
 
 def packs_files_for_other_folders() -> None:
