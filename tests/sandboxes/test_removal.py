@@ -267,3 +267,21 @@ async def test_a_removal_that_fails_ends_nothing_else_and_is_done_by_the_next_sw
             await bench.provider.sweep(bench.owner)
             await driver.ping()
     gc.collect()  # within the filter of this test
+
+
+@pytest.mark.anyio
+async def test_removal_by_another_server_that_dies_after_its_first_signals_leaves_no_stopped_process(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with (
+        open_bench("namespaces", request, tmp_path) as bench,
+        bench.provider.open(bench.spec()) as sandbox,
+    ):
+        assert isinstance(sandbox, NamespaceSandbox)
+        async with connect(sandbox):
+            members = processes_module.living_members(sandbox.leader)
+            assert sandbox.leader in members
+            processes_module._Job(sandbox.leader, kill=True).advance(0.0)  # and then nothing
+            with anyio.fail_after(60):
+                while any(map(processes_module.is_alive, members)):  # noqa: ASYNC110  (nothing reports it)
+                    await anyio.sleep(0.01)

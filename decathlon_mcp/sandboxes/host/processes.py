@@ -27,6 +27,8 @@ STOP_FIRST_SECONDS = 1.0
 """How long a sandbox's processes may take to stop before they are killed as they are."""
 CHILDREN_BYTES = 1 << 20
 """Limit on /proc/PID/task/TID/children: about 150,000 children."""
+STATUS_BYTES = 1 << 16
+"""Limit on /proc/PID/status, of which the kernel writes some 1,500 bytes."""
 _STOPPED_STATES, _UNINTERRUPTIBLE_STATE = (b"t", b"T"), b"D"
 
 
@@ -109,6 +111,13 @@ def is_stopped(process_id: ProcessId) -> bool:
     return process is not None and process.state in _STOPPED_STATES
 
 
+def is_namespace_init(process_id: ProcessId) -> bool:
+    """Whether a process is the first one of a PID namespace, which the kernel kills with it."""
+    numbers = (read_file(process_id.pid, "status", STATUS_BYTES) or b"").partition(b"\nNSpid:")[2]
+    own, _, inner = numbers.partition(b"\n")[0].strip().rpartition(b"\t")
+    return bool(own) and inner == b"1" and process_id.read() is not None
+
+
 def is_alive(process_id: ProcessId | None) -> bool:
     """Whether a process has not ended yet."""
     process = None if process_id is None else process_id.read()
@@ -134,6 +143,9 @@ class _Job:
         """Send the signals that are due, and decide whether the job is done."""
         self.started_at = self.started_at or now
         self.round_count += 1
+        if self.kill and self.root is not None and is_namespace_init(self.root):
+            # A server that dies now leaves nothing that is stopped and runs for ever.
+            _send(signal.SIGKILL, (self.root,))
         members = living_members(self.root, self.known)
         self.known |= members.keys()
         # A process acts on the signal before it can start another process, and an uninterruptible process
