@@ -64,6 +64,7 @@ class Cluster:
     programs: Path
     folder: Path
     run: str = field(default_factory=lambda: secrets.token_hex(6))
+    ray_token: str = field(default_factory=lambda: secrets.token_hex(32))
     port: int = 0
     url: str = ""
     token: str = ""
@@ -77,6 +78,10 @@ class Cluster:
             "PYTHONPATH": "",
             "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
             "RAY_DEDUP_LOGS": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.ray_token,
+            # Otherwise the next program with Ray on this machine looks for this cluster.
+            "RAY_TMPDIR": str(self.folder),
             "DECATHLON_STATE": str(self.folder / node),
             RUN_VARIABLE: self.run,
             "DECATHLON_REQUIRE_DOCKER": "",

@@ -421,7 +421,7 @@ async def test_notifications_arrive_after_each_of_two_kills(
 async def test_reply_of_one_and_a_half_mib(situation: Situation, library: Library) -> None:
     result = await situation.player.call("probe__big", characters=3 << 19)
     if library.name == "python-2":
-        assert "exceeded the 1048576 byte limit" in result["error"]
+        assert "more than the 1047552 that this client may take" in result["error"]
     else:
         assert len(result["text"]) == 3 << 19
     assert await situation.play()
