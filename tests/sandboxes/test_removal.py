@@ -281,7 +281,7 @@ async def test_removal_by_another_server_that_dies_after_its_first_signals_leave
         async with connect(sandbox):
             members = processes_module.living_members(sandbox.leader)
             assert sandbox.leader in members
-            processes_module._Job(sandbox.leader, kill=True).advance(0.0)  # and then nothing
+            processes_module.SignalJob(sandbox.leader, kill=True).advance(0.0)  # and then nothing
             with anyio.fail_after(60):
                 while any(map(processes_module.is_alive, members)):  # noqa: ASYNC110  (nothing reports it)
                     await anyio.sleep(0.01)

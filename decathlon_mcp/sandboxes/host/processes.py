@@ -125,7 +125,7 @@ def is_alive(process_id: ProcessId | None) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class SignalJob:
     """Stopping, or killing, the processes of one sandbox."""
 
     root: ProcessId | None
@@ -175,19 +175,19 @@ class ProcessSignaller:
     """Stops and kills the processes of sandboxes, in one thread for all of them."""
 
     def __init__(self) -> None:
-        self._jobs: list[_Job] = []
-        self._leader: _Job | None = None
+        self._jobs: list[SignalJob] = []
+        self._leader: SignalJob | None = None
         self._thread = CapacityLimiter(1)
 
     async def stop(self, root: ProcessId | None) -> bool:
         """Stop all processes (SIGSTOP), also if forked meanwhile; whether all have stopped."""
-        return await self._run(_Job(root, kill=False))
+        return await self._run(SignalJob(root, kill=False))
 
     async def kill(self, root: ProcessId | None) -> bool:
         """Kill all processes; whether they are gone within `SIGNAL_SECONDS`."""
-        return await self._run(_Job(root, kill=True))
+        return await self._run(SignalJob(root, kill=True))
 
-    async def _run(self, job: _Job) -> bool:
+    async def _run(self, job: SignalJob) -> bool:
         # One waiting task makes the rounds for all jobs. Several hundred sandboxes that end together take
         # hardly more rounds than a single sandbox, and a sandbox whose processes do not end delays no other.
         self._jobs.append(job)
@@ -218,7 +218,7 @@ class ProcessSignaller:
             await anyio.sleep(min(0.002 * 2 ** min(round_count, 10), 0.05))
 
 
-def _advance(jobs: Sequence[_Job]) -> None:
+def _advance(jobs: Sequence[SignalJob]) -> None:
     for job in jobs:
         job.advance(time.monotonic())
 
