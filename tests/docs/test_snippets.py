@@ -31,7 +31,8 @@ PROGRAMS = [
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="host", isolation="auto") as served:
+    # As `serve` does, whose store has an episode from its beginning.
+    async with serving(state, suite=("starter",), provider="host", isolation="auto", survives=True) as served:
         yield served
 
 
