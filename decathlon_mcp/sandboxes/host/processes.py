@@ -144,7 +144,7 @@ class SignalJob:
         self.started_at = self.started_at or now
         self.round_count += 1
         if self.kill and self.root is not None and is_namespace_init(self.root):
-            # A server that dies now leaves nothing that is stopped and runs for ever.
+            # The kernel kills the others with it, also if this server dies before its next signal.
             _send(signal.SIGKILL, (self.root,))
         members = living_members(self.root, self.known)
         self.known |= members.keys()
