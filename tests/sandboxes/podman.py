@@ -22,6 +22,7 @@ from typing import Any
 import docker
 import pytest
 
+from decathlon_mcp.plugins.conformance.processes import FILL_MEMORY, memory_over_the_limit_is_the_cause_of_end
 from decathlon_mcp.plugins.conformance.suite import Check, checks_for
 from decathlon_mcp.plugins.docker.events import OWNER_LABEL
 from decathlon_mcp.plugins.podman import API_VERSION, OWN_STACK, PodmanProvider
@@ -37,6 +38,8 @@ class Service:
 
     socket: str
     image: str
+    notices_memory: bool
+    """Whether Podman reports that the kernel killed a container at its limit on memory."""
 
 
 @pytest.fixture(scope="module")
@@ -51,29 +54,37 @@ def service(test_image: str) -> Generator[Service]:
     # A machine may not allow Podman's default limits, which are above those of this process.
     files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     configuration = folder / "containers.conf"
-    configuration.write_text(
-        f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc=4096:4096"]\n'
-        '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-    )
+    configuration.touch()
     environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
     podman = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run"]
     with subprocess.Popen(["docker", "save", test_image], stdout=subprocess.PIPE) as saving:
         subprocess.run([*podman, "load"], stdin=saving.stdout, env=environment, check=True, timeout=200)
-    trial = [*podman, "run", "--rm", "--network=none", test_image, "true"]
-    result = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    def refusal(runtime: str) -> str:
+        """Configure a runtime; returns why it cannot run a container here."""
+        configuration.write_text(
+            f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc=4096:4096"]\n'
+            f'[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "{runtime}"\n'
+        )
+        trial = [*podman, "run", "--rm", "--network=none", test_image, "true"]
+        run = subprocess.run(trial, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return run.stderr[-300:] if run.returncode != 0 else ""
+
+    # Podman's default refuses a machine with control groups of both versions.
+    reason = refusal("crun") and refusal("runc")
     socket = f"{folder}/sock"
     with (folder / "log").open("wb") as log:
         command = [*podman, "system", "service", "--time=0", f"unix://{socket}"]
         running = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        if result.returncode != 0:
-            pytest.skip(f"podman cannot run containers here: {result.stderr[-300:]}")
+        if reason:
+            pytest.skip(f"podman cannot run containers here: {reason}")
         deadline = time.monotonic() + 30
         while not Path(socket).exists():
             assert running.poll() is None, (folder / "log").read_text()[-2000:]
             assert time.monotonic() < deadline, "the service did not begin to listen"
             time.sleep(0.05)
-        yield Service(socket, test_image)
+        yield Service(socket, test_image, notices_memory=_notices_memory(podman, test_image, environment))
     finally:
         running.terminate()
         running.wait(20)
@@ -81,6 +92,15 @@ def service(test_image: str) -> Generator[Service]:
         # Its storage is mounted there.
         subprocess.run(["umount", f"{folder}/root/overlay"], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _notices_memory(podman: list[str], image: str, environment: dict[str, str]) -> bool:
+    """Not where control groups of both versions are mounted, at least with conmon 2.1.6."""
+    limits = ("--memory=64m", "--memory-swap=64m", "--network=none")
+    run = [*podman, "run", "--name=trial", *limits, image, "python3", "-c", FILL_MEMORY]
+    subprocess.run(run, env=environment, capture_output=True, timeout=60, check=False)
+    inspect = [*podman, "inspect", "trial", "--format={{.State.OOMKilled}}"]
+    return subprocess.check_output(inspect, env=environment, timeout=60).strip() == b"true"
 
 
 @pytest.fixture
@@ -115,5 +135,7 @@ async def podman(service: Service, tmp_path: Path) -> AsyncGenerator[Bench]:
     [check for check in checks_for(survives=False) if check not in SLOW],
     ids=lambda check: check.__name__,
 )
-async def test_podman_conforms(podman: Bench, check: Check) -> None:
+async def test_podman_conforms(podman: Bench, service: Service, check: Check) -> None:
+    if check is memory_over_the_limit_is_the_cause_of_end and not service.notices_memory:
+        pytest.skip("Podman does not notice here that the kernel killed a container for its memory")
     await check(podman)

@@ -14,7 +14,7 @@ from docker.errors import APIError, NotFound
 
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks
-from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, SandboxLostError
 from decathlon_mcp.plugins.docker.engine import (
     Api,
     engine_message,
@@ -115,11 +115,14 @@ class Container:
             self._create(api, image)
             try:
                 self._prepare(api, image)
-                # Attached before it starts, so that no output is lost.
-                self.socket = _attach(api, self.id)
             except APIError as error:
                 raise refusal(error, "the engine refused a container") from error
-            self._start(api, image)
+            try:
+                # Attached before it starts, so that no output is lost. Podman looks for the program here.
+                self.socket = _attach(api, self.id)
+                api.start(self.id)
+            except APIError as error:
+                raise self._not_started(error, image) from error
 
     def reattach(self, api: Api) -> None:
         """Continue the container that another server left, and attach its stream unless it is paused.
@@ -240,22 +243,18 @@ class Container:
         if entries:
             put_archive(api, self.id, "/", b"".join(archive_chunks(entries)))
 
-    def _start(self, api: Api, image: Image) -> None:
-        try:
-            api.start(self.id)
-        except APIError as error:
-            message, program = engine_message(error), self.spec.command[0]
-            if "executable file not found" in message or "no such file or directory" in message:
-                raise ImageError(
-                    f"image {image.name} has no {program} on its PATH", image=image.name
-                ) from error
-            if "exec format error" in message:
-                raise ImageError(
-                    f"image {image.name} is built for another processor architecture", image=image.name
-                ) from error
-            if f"network {self.network} not found" in message:
-                raise refusal(error, f"the engine has no network {self.network}") from error
-            raise refusal(error, "the engine did not start a container") from error
+    def _not_started(self, error: APIError, image: Image) -> DecathlonError:
+        """The error for clients if the engine does not start the container."""
+        message, program = engine_message(error), self.spec.command[0]
+        if "executable file not found" in message or "no such file or directory" in message:
+            return ImageError(f"image {image.name} has no {program} on its PATH", image=image.name)
+        if "exec format error" in message:
+            return ImageError(
+                f"image {image.name} is built for another processor architecture", image=image.name
+            )
+        if f"network {self.network} not found" in message:
+            return refusal(error, f"the engine has no network {self.network}")
+        return refusal(error, "the engine did not start a container")
 
 
 def _inspect(api: Api, container: str) -> JsonObject:
