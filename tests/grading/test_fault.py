@@ -51,7 +51,7 @@ class Place:
         return self._control if spec.name.startswith("control") else Faults(usage=self._usage)
 
     @asynccontextmanager
-    async def _open_control(self) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+    async def open_control(self) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         self.controls += 1
         spec = SandboxSpec(f"control-{self.controls}", BOOT_COMMAND, PurePosixPath("/episode"), "fake")
         async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
@@ -61,7 +61,7 @@ class Place:
         self, error: Exception, *, succeeded: str | None = None, episode: str = "one"
     ) -> Exception | None:
         """What an operation raises that fails with this error. `succeeded`: an episode that does so."""
-        finder = FaultFinder(episode, self.health, self._open_control)
+        finder = FaultFinder(episode, self.health, self.open_control)
         spec = SandboxSpec(f"{episode}-agent", BOOT_COMMAND, PurePosixPath("/episode"), "fake")
         async with self.provider.open(spec) as sandbox:
             try:
@@ -106,6 +106,17 @@ async def test_what_somebody_outside_ended_is_lost_even_if_others_succeed(error:
         assert isinstance(raised, SandboxLostError | ProviderUnavailableError)
         assert raised.message.endswith(")")
         assert found.controls == 0
+
+
+async def test_what_ended_the_first_process_is_looked_up_for_an_error_that_does_not_say_it() -> None:
+    async with place() as found:
+        spec = SandboxSpec("one-agent", BOOT_COMMAND, PurePosixPath("/episode"), "fake")
+        finder = FaultFinder("one", found.health, found.open_control)
+        async with found.provider.open(spec) as sandbox:
+            await sandbox.lose(out_of_memory=True)
+            with pytest.raises(AgentsFaultError, match=r"has ended \(out of memory\) \(what ran inside"):
+                async with finder.deciding(sandbox):
+                    raise SandboxLostError("the sandbox's first process has ended")
 
 
 @pytest.mark.parametrize("error", UNEXPLAINED, ids=repr)

@@ -256,8 +256,9 @@ class HostSandbox(Footprint, ABC):
         return await self._signaller.stop(self.root_process)
 
     async def cause_of_end(self) -> str | None:
-        process = self.first_process
-        if process.stream.ended.is_set():
+        process, root = self.first_process, self.root_process
+        # Who found that it is gone may be ahead of the streams, which are read later.
+        if process.stream.ended.is_set() or (root is not None and root.read() is None):
             with anyio.move_on_after(CAUSE_SECONDS):
                 await process.ended.wait()
         return self._cause_of_end(process.exit_code) if process.ended.is_set() else None
