@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
@@ -397,14 +397,7 @@ class WayToRun:
 
     def to_json(self) -> JsonObject:
         """The entry in the output of `tasks --check --json`."""
-        return {
-            "way": self.name,
-            "recording": self.recording,
-            "to_record": list(self.to_record),
-            "services": list(self.services),
-            "missing": list(self.missing),
-            "broken": list(self.broken),
-        }
+        return {"way": self.name, **asdict(self)}
 
 
 def way_to_run(suite: Suite, task: Task, missing: Sequence[MissingRequirement]) -> WayToRun:
@@ -447,13 +440,9 @@ def count_ways(ways: Iterable[WayToRun]) -> dict[str, int]:
     """The number of tasks for each way; tasks with a missing requirement last, together."""
     counts: dict[str, int] = {}
     for way in ways:
-        text = _without_key(way).text
+        text = replace(way, to_record=()).text
         if way.missing or way.broken:
             text = BROKEN if way.broken else CANNOT_RUN
         counts[text] = counts.get(text, 0) + 1
     order: dict[str, int] = {READY: 0, CANNOT_RUN: 2, BROKEN: 3}
     return dict(sorted(counts.items(), key=lambda item: (order.get(item[0], 1), -item[1], item[0])))
-
-
-def _without_key(way: WayToRun) -> WayToRun:
-    return WayToRun(way.recording, (), way.services)
