@@ -14,8 +14,6 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import anyio.to_thread
 from cyclopts import Parameter
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from decathlon_mcp.app import read_catalogue, sandbox_factories
@@ -30,7 +28,7 @@ from decathlon_mcp.cli.options import (
     run_async,
     settings_model,
 )
-from decathlon_mcp.cli.output import print_json, print_lines
+from decathlon_mcp.cli.output import print_json, print_lines, print_table
 from decathlon_mcp.cli.readiness import check_readiness
 from decathlon_mcp.cli.terminal import Terminal
 from decathlon_mcp.cli.usage import check_positive, report
@@ -106,12 +104,11 @@ def show_tasks(settings: Settings, filters: TaskFilter, *, sample: int | None, a
     tasks = list_tasks(catalogue, names, metrics=metrics_of(catalogue, names))
     if as_json:
         print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
-    elif sys.stdout.isatty():
-        _print_table(tasks)
-        for line in _suite_lines(catalogue):
-            Terminal(highlight=False).print(line, soft_wrap=True)
-    else:
-        print_lines(map(_cells, tasks))
+        return 0
+    print_table(("task", "suite", "splits", "needs", ""), map(_cells, tasks))
+    if sys.stdout.isatty():
+        runnable = sum(task["runnable"] for task in tasks)
+        _print_suites(catalogue, f"\n{len(tasks)} tasks, {runnable} can run here")
     return 0
 
 
@@ -127,9 +124,11 @@ def _suites_to_json(catalogue: Catalogue) -> list[JsonObject]:
     ]
 
 
-def _suite_lines(catalogue: Catalogue) -> Iterator[str]:
-    for suite in catalogue.suites:
-        yield f"{suite.name}: {suite.path} ({suite.version_text})"
+def _print_suites(catalogue: Catalogue, *lines: str) -> None:
+    """Print these lines, and where each suite is."""
+    console = Terminal(highlight=False)
+    for line in (*lines, *(f"{each.name}: {each.path} ({each.version_text})" for each in catalogue.suites)):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _cells(task: JsonObject) -> list[str]:
@@ -138,20 +137,6 @@ def _cells(task: JsonObject) -> list[str]:
     needs = [*tools, *(["network"] if task["network"] else [])]
     status = "runs here" if task["runnable"] else "; ".join(task["missing"])
     return [task["id"], task["suite"], ",".join(task["splits"]), ",".join(needs), status]
-
-
-def _print_table(tasks: list[JsonObject]) -> None:
-    console = Terminal()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("task", "suite", "splits", "needs", ""):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "task")
-    for task in tasks:
-        *cells, status = _cells(task)
-        mark = "[green]runs here[/]" if task["runnable"] else f"[red]cannot run here[/]: {escape(status)}"
-        table.add_row(*(escape(cell.replace(",", ", ")) for cell in cells), mark)
-    console.print(table)
-    runnable = sum(task["runnable"] for task in tasks)
-    console.print(f"\n{len(tasks)} tasks, {runnable} can run here", highlight=False)
 
 
 async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) -> int:
@@ -188,8 +173,7 @@ async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) ->
         print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "findings": findings})
     else:
         _print_missing(missing, ways, notes, problems)
-        for line in _suite_lines(catalogue):
-            Terminal(highlight=False).print(line, soft_wrap=True)
+        _print_suites(catalogue)
     if not names:
         _say_that_none_fits(catalogue, filters)
     cannot_serve = any(result.required and not result.ok for result in problems)
