@@ -8,12 +8,12 @@ its label, was played again with a reward.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -329,11 +329,11 @@ def leaderboard(history: EpisodeHistory, run: str, tasks: Collection[TaskKey]) -
         run=run,
         tasks=len(wanted),
         attempts=attempts,
-        pass_1=_mean(rates) if rates else 0.0,
-        spread=statistics.stdev(rates) if attempts > 1 else None,
+        pass_1=fmean(rates) if rates else 0.0,
+        spread=stdev(rates) if attempts > 1 else None,
         rates=tuple(rates),
-        pass_at_3=_mean([pass_at(K, attempts, count) for count in counts]) if has_k else None,
-        pass_all_3=_mean([pass_all(K, attempts, count) for count in counts]) if has_k else None,
+        pass_at_3=fmean(pass_at(K, attempts, count) for count in counts) if has_k else None,
+        pass_all_3=fmean(pass_all(K, attempts, count) for count in counts) if has_k else None,
         turns=Sums.of(one.turns for one in all_made if one.turns is not None).estimate,
         missing=tuple(key.task for key, some in made.items() if not some),
         fewer={key.task: len(some) for key, some in made.items() if 0 < len(some) < attempts},
@@ -363,10 +363,6 @@ def _place(episode: EpisodeSummary) -> tuple[float, float, str]:
     label = episode.labels.get("attempt", "")
     is_number = label.isascii() and label.isdecimal() and len(label) < 10
     return float(label) if is_number else 0.0, episode.started_at, label
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _show_leaderboard(

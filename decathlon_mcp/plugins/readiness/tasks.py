@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -146,16 +147,13 @@ async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) ->
     SettingsError, BadRequestError.
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
-    problems = await _check_sandboxes(catalogue, settings)
-    graders: dict[str, list[SuiteError]] = {}
-    for result in problems:
-        if isinstance(result, GraderFinding):
-            for task, error in result.errors.items():
-                graders.setdefault(f"{result.suite}/{task}", []).append(error)
+    async with aclosing(look_into_sandboxes(catalogue, settings, "check")) as results:
+        found = [result async for result in results if result.is_problem]
+    broken = broken_tasks(found)
     # Findings about graders are among what their tasks lack.
-    problems = [result for result in problems if not isinstance(result, GraderFinding)]
+    problems = [result for result in found if not isinstance(result, GraderFinding)]
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
-    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), graders)] for name in names}
+    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), broken)] for name in names}
     ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
     notes = await anyio.to_thread.run_sync(_notes, settings, catalogue, names)
     if as_json:
@@ -189,24 +187,33 @@ def _say_that_none_fits(catalogue: Catalogue, filters: TaskFilter) -> None:
     report(f"none of the {len(catalogue)} tasks fits {' '.join(words)}")
 
 
-async def _check_sandboxes(catalogue: Catalogue, settings: Settings) -> list[Finding]:
-    """What is wrong on this machine, and the findings on rubrics and evaluators."""
-    with tempfile.TemporaryDirectory(prefix="decathlon-check-") as folder:
-        owner = f"check-{os.getpid()}"
+async def look_into_sandboxes(
+    catalogue: Catalogue, settings: Settings, command: str
+) -> AsyncGenerator[Finding]:
+    """Check this machine, and each suite in a sandbox. Raises SettingsError."""
+    with tempfile.TemporaryDirectory(prefix=f"decathlon-{command}-") as folder:
+        owner = f"{command}-{os.getpid()}"
         async with sandbox_factories(catalogue.suites, owner, settings, Path(folder)) as factories:
-            return [
-                result
-                async for result in check_readiness(catalogue, factories, settings.max_sandboxes)
-                if result.is_problem
-            ]
+            async for result in check_readiness(catalogue, factories, settings.max_sandboxes):
+                yield result
+
+
+def broken_tasks(findings: Iterable[Finding]) -> dict[tuple[str, str], list[SuiteError]]:
+    """The errors in rubrics and evaluators, by the names of the suite and the task."""
+    broken: dict[tuple[str, str], list[SuiteError]] = {}
+    for result in findings:
+        if isinstance(result, GraderFinding):
+            for task, error in result.errors.items():
+                broken.setdefault((result.suite, task), []).append(error)
+    return broken
 
 
 def _missing_requirements(
-    catalogue: Catalogue, suite: Suite, task: Task, graders: Mapping[str, list[SuiteError]]
+    catalogue: Catalogue, suite: Suite, task: Task, broken: Mapping[tuple[str, str], list[SuiteError]]
 ) -> Iterator[MissingRequirement]:
     """Yield what the task lacks, including errors that only rendering its prompt and servers reveals."""
     yield from (missing := catalogue.missing_requirements(suite, task))
-    for error in graders.get(f"{suite.name}/{task.id}", ()):
+    for error in broken.get((suite.name, task.id), ()):
         yield broken_file(suite, error, task.id)
     if missing:
         return
