@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -179,8 +177,15 @@ class _Replay:
 
     async def run(self) -> int:
         source, verdict = self.source, None
-        public_id = ""
-        async with self.d, self._episode() as episode:
+        async with (
+            self.d,
+            self.d.episode(
+                source.word("task"),
+                launch_time=source.launch_time,
+                labels={REPLAY_LABEL: source.public_id},
+                outside=self.options.outside,
+            ) as episode,
+        ):
             public_id = episode.public_id
             await self._require_the_same(episode)
             self._say(f"{source.word('task')}: replay of {source.public_id} is {public_id}")
@@ -190,17 +195,6 @@ class _Replay:
             if self.options.claim and not (self.options.stop and self.first is not None):
                 verdict = await self._claim(episode)
         return self._report(public_id, verdict)
-
-    @asynccontextmanager
-    async def _episode(self) -> AsyncGenerator[Episode]:
-        source = self.source
-        async with self.d.episode(
-            source.word("task"),
-            launch_time=source.launch_time,
-            labels={REPLAY_LABEL: source.public_id},
-            outside=self.options.outside,
-        ) as episode:
-            yield episode
 
     async def _require_the_same(self, episode: Episode) -> None:
         """Raise BadRequestError for what makes a replay senseless, and note what may explain differences."""
@@ -212,18 +206,15 @@ class _Replay:
                     f"{source.public_id} was played with the {what} {before}, and this server has "
                     f"{status.get(name)}: start one with `--{name} {before}`"
                 )
-        known = {tool.name for tool in episode.tools}
-        calls = await anyio.to_thread.run_sync(lambda: [call.name for call in self._recorded()])
-        if gone := sorted({name for name in calls if name not in known}):
+        calls = recorded_calls(source.trajectory, self.options.to)
+        names = await anyio.to_thread.run_sync(lambda: {call.name for call in calls})
+        if gone := sorted(names - {tool.name for tool in episode.tools}):
             raise BadRequestError(f"the task has no tool {' and no '.join(gone)} any more")
         revision = source.ready.get("suite_revision")
         if status.get("suite_revision") not in (None, revision):
             self.notes.append(f"the suite's revision was {revision}, and is {status.get('suite_revision')}")
         if source.trajectory.index.last and not source.trajectory.index.sent:
             self.notes.append("no call was sent")
-
-    def _recorded(self) -> list[RecordedCall]:
-        return list(recorded_calls(self.source.trajectory, self.options.to))
 
     def _paths(self, episode: Episode) -> Paths | None:
         """The workspaces' paths where they differ, as they do without isolation."""

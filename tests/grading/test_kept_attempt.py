@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.regrade.kept_attempts import KeptAttempt
 from decathlon_mcp.plugins.regrade.regrading import is_open
-from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.kept_files import KeptFiles
 from tests.grading.support import make_attempt
 
 LAUNCH_TIME = datetime(2026, 11, 21, 9, 30, 1, 250, tzinfo=timezone(timedelta(hours=9)))
@@ -55,12 +54,12 @@ def test_a_file_of_another_version_or_a_damaged_one_is_an_error(
         KeptAttempt.parse(json.loads(json.dumps({**values, **changes})))
 
 
-def test_an_episode_without_a_row_is_open_until_its_record_says_that_it_is_over(tmp_path: Path) -> None:
+def test_an_episode_without_a_row_is_open_until_its_room_for_a_verdict_is_given_back(tmp_path: Path) -> None:
     folder = tmp_path / "episodes" / "one"
+    folder.mkdir(parents=True)
+    files = KeptFiles(folder)
     assert not is_open(folder)
-    with closing(Trajectory(folder).create()) as trajectory:
-        assert is_open(folder)
-        trajectory.add("claim", answer="x" * 100_000)
-        assert is_open(folder)
-        trajectory.add("end", ending="closed")
-        assert not is_open(folder)
+    files.reserve_verdict()
+    assert is_open(folder)
+    files.write_verdict({"reward": 1.0})
+    assert not is_open(folder)

@@ -17,7 +17,7 @@ import pytest
 from decathlon_mcp.catalogue.pass_rates import PassRate
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.curriculum import live_rates
-from decathlon_mcp.plugins.history import queries
+from decathlon_mcp.plugins.history import queries, reports
 from decathlon_mcp.plugins.history.entries import JSON_BYTES
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import (
@@ -413,17 +413,17 @@ def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.Monke
     add_run(tmp_path, "r", {"a": [1.0]})
     add_episode(tmp_path, "branch", branch_of=public_id("r-a-0"))
     statements: list[str] = []
-    for name in (
-        *("episodes", "run_times", "task_sums", "lost_reasons", "has_steps", "curve", "find"),
-        *("summary", "branches", "branch_counts"),
+    for module, name in (
+        *product([reports], ("run_times", "task_sums", "lost_reasons", "has_steps", "curve")),
+        *product([queries], ("episodes", "find", "summary", "branches", "branch_counts")),
     ):
-        whole = getattr(queries, name)
+        whole = getattr(module, name)
 
         def traced(connection: sqlite3.Connection, *args: Any, whole: Any = whole) -> Any:
             connection.set_trace_callback(statements.append)
             return whole(connection, *args)
 
-        monkeypatch.setattr(queries, name, traced)
+        monkeypatch.setattr(module, name, traced)
     history = EpisodeHistory([tmp_path])
     history.runs()
     history.run("r")

@@ -9,10 +9,8 @@ import pytest
 from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.plugins.conformance import suite
 from decathlon_mcp.plugins.conformance.suite import (
-    ALL_CHECKS,
-    CHECKS,
-    SNAPSHOT_CHECKS,
     Check,
+    checks_for,
     files,
     opening,
     processes,
@@ -54,14 +52,14 @@ def quick(checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 
 PROVIDERS: dict[str, tuple[Check, ...]] = {
-    "fake": quick(CHECKS),
-    "plain": tuple(c for c in quick(ALL_CHECKS) if c.__module__ != files.__name__),
-    "image": tuple(c for c in ALL_CHECKS if c.__module__ in OF_IMAGES or c in LIMITS),
-    "gvisor": ALL_CHECKS + SNAPSHOT_CHECKS,
+    "fake": quick(checks_for(runs_commands=False)),
+    "plain": tuple(c for c in quick(checks_for()) if c.__module__ != files.__name__),
+    "image": tuple(c for c in checks_for() if c.__module__ in OF_IMAGES or c in LIMITS),
+    "gvisor": checks_for(snapshots=True),
     # The slow ones are about code that it shares with images.
-    "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),
+    "namespaces": tuple(check for check in checks_for() if check not in SLOW),
     "networked": OF_NETWORKS,
-    "docker": ALL_CHECKS,
+    "docker": checks_for(),
 }
 NEEDS_AN_ENGINE = ("image", "gvisor", "docker")
 """For those with an unpacked image, it comes from one."""
@@ -91,7 +89,7 @@ async def test_failed_checks_are_reported_by_name(tmp_path: Any, monkeypatch: py
     async def failing(target: suite.ProviderUnderTest) -> None:
         raise LimitExceededError("too large")
 
-    monkeypatch.setattr(suite, "CHECKS", (passing, failing))
+    monkeypatch.setattr(suite, "checks", {passing: (), failing: ()})
     bench = fake_bench("owner", tmp_path)
     failures = await suite.failed_checks(bench)
     assert {name: str(error) for name, error in failures.items()} == {"failing": "too large"}

@@ -17,8 +17,8 @@ from decathlon_mcp.driver.client import BOOT_COMMAND, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.plugins.conformance.suite import (
-    ALL_CHECKS,
     Check,
+    checks_for,
     files,
     opening,
     processes,
@@ -98,7 +98,7 @@ LIMITS = (
     "check",
     [
         pytest.param(check, id=check.__name__, marks=() if check in SHORT else pytest.mark.long)
-        for check in ALL_CHECKS
+        for check in checks_for()
         if check not in LIMITS
     ],
 )

@@ -23,7 +23,7 @@ from decathlon_mcp.http.errors import refusal
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.plugins.cluster.held_episodes import LINES_HEADERS
 from decathlon_mcp.protocol.headers import Headers
-from decathlon_mcp.protocol.messages import INVALID_PARAMS, McpError, readable_id
+from decathlon_mcp.protocol.messages import INVALID_PARAMS, McpError, RequestId, readable_id
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import as_object
 
@@ -70,18 +70,16 @@ class Node:
         refused = self._hosts.refusal(request.method, Headers(request.scope["headers"]))
         if refused is not None:
             return PlainTextResponse(refused.message, refused.status)
-        try:
-            return await self._answer(request)
-        except McpError as error:
-            return refusal(error)
-
-    async def _answer(self, request: Request) -> Response:
-        """Raises McpError."""
         match request.method, request.url.path:
-            case "POST", "/episodes":
-                return await self._start(request)
-            case "POST", "/mcp":
-                return await self._refuse_session(request)
+            case "POST", "/episodes" | "/mcp" as path:
+                try:
+                    async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
+                        if path == "/mcp":
+                            return self._refuse_session(readable_id(body))
+                        content = body
+                except McpError as error:
+                    return refusal(error)
+                return self._start(request, content)
             case "GET", "/nodes":
                 return JSONResponse({"nodes": await self._list_nodes()})
             case "GET", "/metrics/targets":
@@ -96,9 +94,7 @@ class Node:
         """Close the connections to the server, which ends the episodes that they hold."""
         await self._http.aclose()
 
-    async def _start(self, request: Request) -> Response:
-        async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
-            content = body
+    def _start(self, request: Request, body: bytes) -> Response:
         # Of the client's headers only these: the others are about its connection to the cluster.
         headers = {"content-type": "application/json", KEY_HEADER: secrets.token_urlsafe(18)}
         for name in ("authorization", KEY_HEADER):
@@ -106,11 +102,9 @@ class Node:
                 headers[name] = request.headers[name]
         if labels := request.headers.getlist(LABEL_HEADER):
             headers[LABEL_HEADER] = ",".join(labels)
-        return _ForwardedEpisode(self._http, self._url, content, headers)
+        return _ForwardedEpisode(self._http, self._url, body, headers)
 
-    async def _refuse_session(self, request: Request) -> Response:
-        async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
-            request_id = readable_id(body)
+    def _refuse_session(self, request_id: RequestId | None) -> Response:
         message = (
             "this is a cluster, which has no sessions of its own: connect to a node, such as "
             f"{self._url}/mcp, or start an episode with POST /episodes"
@@ -147,7 +141,10 @@ class _ForwardedEpisode(Response):
                     "POST", url, content=self._body, headers=self._headers
                 ) as response:
                     if self._episode is None and response.status_code != 200:
-                        await _pass_error(response, send)
+                        names = ("content-type", "retry-after", "www-authenticate")
+                        headers = {name: response.headers[name] for name in names if name in response.headers}
+                        error = Response(await response.aread(), response.status_code, headers)
+                        await error(scope, receive, send)
                         return
                     if response.status_code == 200:
                         await self._pass_lines(response, send)
@@ -200,11 +197,3 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
         scope.cancel()
     except Exception:  # noqa: BLE001  (Serve's `receive` raises if the client has gone)
         scope.cancel()
-
-
-async def _pass_error(response: httpx2.Response, send: Send) -> None:
-    names = ("content-type", "retry-after", "www-authenticate")
-    headers = [(name.encode(), response.headers[name].encode()) for name in names if name in response.headers]
-    body = await response.aread()
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -205,7 +205,7 @@ async def paused_sandbox_does_nothing_and_its_files_can_be_read(target: Provider
     await target.assert_nothing_left()
 
 
-@registered(seconds=120, commands=True)
+@registered("commands", seconds=120)
 async def bytes_survive_a_round_trip(target: ProviderUnderTest) -> None:
     """1 byte, 100 kB and 20 MB sent to a process that echoes them come back unchanged."""
     echo = "import os\nwhile data := os.read(0, 65536):\n    while data: data = data[os.write(1, data):]"
@@ -223,7 +223,7 @@ async def _send_all(sandbox: Sandbox, data: bytes) -> None:
     await sandbox.stream.send_eof()
 
 
-@registered(commands=True)
+@registered("commands")
 async def output_before_exit_is_received(target: ProviderUnderTest) -> None:
     """Everything that a process wrote before it exited is received, then EndOfStream, repeatedly."""
     # A large write may be carried out in part (write(2)), and `print` does not go on with the rest.
@@ -234,7 +234,7 @@ async def output_before_exit_is_received(target: ProviderUnderTest) -> None:
             await sandbox.stream.receive()
 
 
-@registered(commands=True)
+@registered("commands")
 async def end_of_stderr_is_kept_apart(target: ProviderUnderTest) -> None:
     """stderr is not on the stream; `log_tail` has the last 8 KiB of it."""
     script = (
@@ -247,7 +247,7 @@ async def end_of_stderr_is_kept_apart(target: ProviderUnderTest) -> None:
         assert sandbox.log_tail.endswith("e the end")
 
 
-@registered(commands=True)
+@registered("commands")
 async def sandbox_runs_until_its_first_process_ends(target: ProviderUnderTest) -> None:
     """`is_running` is true until the first process ends, and false for a sandbox that is paused."""
     async with target.provider.open(target.python_spec("input()")) as sandbox:
@@ -261,7 +261,7 @@ async def sandbox_runs_until_its_first_process_ends(target: ProviderUnderTest) -
         assert not await sandbox.is_running()
 
 
-@registered(commands=True)
+@registered("commands")
 async def exit_code_is_the_cause_of_end(target: ProviderUnderTest) -> None:
     """When the stream has ended, `cause_of_end` gives the first process's exit code."""
     for code in (0, 3, 134):
@@ -270,7 +270,7 @@ async def exit_code_is_the_cause_of_end(target: ProviderUnderTest) -> None:
             assert await sandbox.cause_of_end() == f"exit code {code}"
 
 
-@registered(commands=True)
+@registered("commands")
 async def stream_ends_with_the_first_process(target: ProviderUnderTest) -> None:
     """The stream ends when the first process exits, though a descendant holds its stdout."""
     script = "import subprocess; subprocess.Popen(['sleep', '1000']); print('leaving')"
@@ -279,7 +279,7 @@ async def stream_ends_with_the_first_process(target: ProviderUnderTest) -> None:
     await target.assert_nothing_left()
 
 
-@registered(commands=True)
+@registered("commands")
 async def detached_processes_end_with_the_sandbox(target: ProviderUnderTest) -> None:
     """Processes that left both their session and their parent are gone after the exit."""
     script = """
@@ -299,7 +299,7 @@ time.sleep(1000)
     await target.assert_nothing_left()
 
 
-@registered(seconds=180, commands=True)
+@registered("commands", seconds=180)
 async def programs_take_signals_as_usual(target: ProviderUnderTest) -> None:
     """Signals end programs, shells trap them, and `multiprocessing` works, below any first process."""
     async with target.provider.open(target.python_spec(SIGNALS_SCRIPT)) as sandbox:
@@ -321,7 +321,7 @@ except OSError as error:
 """
 
 
-@registered(commands=True)
+@registered("commands")
 async def memory_over_the_limit_is_the_cause_of_end(target: ProviderUnderTest) -> None:
     """A first process that the kernel kills at the limit on memory has that as the cause of its end."""
     if _limits(target, "memory"):
@@ -331,7 +331,7 @@ async def memory_over_the_limit_is_the_cause_of_end(target: ProviderUnderTest) -
             assert await sandbox.cause_of_end() == OUT_OF_MEMORY
 
 
-@registered(commands=True)
+@registered("commands")
 async def number_of_processes_is_limited(target: ProviderUnderTest) -> None:
     """A sandbox can start as many processes as its spec says, and no more."""
     if _limits(target, "pids"):
@@ -340,7 +340,7 @@ async def number_of_processes_is_limited(target: ProviderUnderTest) -> None:
             assert await receive_all(sandbox) == b"Resource temporarily unavailable True\n"
 
 
-@registered(commands=True)
+@registered("commands")
 async def missing_program_is_an_error_and_leaves_nothing(target: ProviderUnderTest) -> None:
     """A program that the image does not have is an ImageError that names it."""
     with raises(ImageError, "no-such-program"):

@@ -64,7 +64,7 @@ for line in sys.stdin.buffer:
 """
 
 
-@registered(seconds=60, snapshots=True)
+@registered("snapshots", seconds=60)
 async def copies_go_on_where_the_sandbox_was_saved(target: ProviderUnderTest) -> None:
     """Processes, pipes, files, memory, connections and timers go on in each copy, and in the original."""
     provider, folder = _provider(target), target.scratch / "saved"
@@ -102,7 +102,7 @@ async def copies_go_on_where_the_sandbox_was_saved(target: ProviderUnderTest) ->
     await target.assert_nothing_left()
 
 
-@registered(seconds=120, snapshots=True)
+@registered("snapshots", seconds=120)
 async def ten_copies_and_the_original_do_not_see_each_other(target: ProviderUnderTest) -> None:
     """Ten copies that are opened at once have files of their own, and end without the others."""
     provider, folder = _provider(target), target.scratch / "saved"
@@ -142,7 +142,7 @@ async def ten_copies_and_the_original_do_not_see_each_other(target: ProviderUnde
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, snapshots=True)
+@registered("snapshots", seconds=60)
 async def unusable_snapshots_are_refused(target: ProviderUnderTest) -> None:
     """A snapshot that is damaged, gone, or of another sandbox is a SnapshotError, and leaves nothing."""
     provider, folder = _provider(target), target.scratch / "saved"
@@ -168,7 +168,7 @@ async def unusable_snapshots_are_refused(target: ProviderUnderTest) -> None:
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, snapshots=True)
+@registered("snapshots", seconds=60)
 async def sandboxes_that_do_not_run_are_not_saved(target: ProviderUnderTest) -> None:
     """A sandbox that is paused, whose first process has ended, or that was closed is lost."""
     folder = target.scratch / "saved"
@@ -187,7 +187,7 @@ async def sandboxes_that_do_not_run_are_not_saved(target: ProviderUnderTest) -> 
     await target.assert_nothing_left()
 
 
-@registered(seconds=120, snapshots=True)
+@registered("snapshots", seconds=120)
 async def cancelled_saving_and_opening_leave_nothing(target: ProviderUnderTest) -> None:
     """A saving, or an opening of a copy, that is cancelled at any moment leaves nothing, or what is whole."""
     provider, spec = _provider(target), target.new_spec()
@@ -213,7 +213,7 @@ async def cancelled_saving_and_opening_leave_nothing(target: ProviderUnderTest) 
     assert not [path for path in target.scratch.iterdir() if path.name.startswith(".")]
 
 
-@registered(seconds=120, snapshots=True, survival=True)
+@registered("survival", "snapshots", seconds=120)
 async def killed_server_leaves_whole_snapshots_only(target: ProviderUnderTest) -> None:
     """After a server was killed while it saved or restored, its snapshots are whole, and no more is left."""
     spec = target.new_spec(survives=True)
@@ -230,7 +230,7 @@ async def killed_server_leaves_whole_snapshots_only(target: ProviderUnderTest) -
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, snapshots=True, survival=True)
+@registered("survival", "snapshots", seconds=60)
 async def copy_survives_its_server(target: ProviderUnderTest) -> None:
     """The copy that a killed server has opened is reattached as any sandbox."""
     spec = target.new_spec(survives=True)

@@ -24,7 +24,7 @@ from decathlon_mcp.plugins.conformance.target import (
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 
 
-@registered(survival=True)
+@registered("survival")
 async def reopened_stream_reaches_the_same_first_process(target: ProviderUnderTest) -> None:
     """A sandbox that survives goes on when its stream is closed, and new streams reach its first process."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -40,7 +40,7 @@ async def reopened_stream_reaches_the_same_first_process(target: ProviderUnderTe
     await target.assert_nothing_left()
 
 
-@registered(survival=True)
+@registered("survival")
 async def stream_cut_inside_a_message_is_reopened(target: ProviderUnderTest) -> None:
     """Messages that were cut in either direction do not prevent what is sent after a line feed."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -51,7 +51,7 @@ async def stream_cut_inside_a_message_is_reopened(target: ProviderUnderTest) -> 
             await Probe(sandbox, reopened=True).ping()
 
 
-@registered(survival=True)
+@registered("survival")
 async def stream_with_unread_answers_is_reopened(target: ProviderUnderTest) -> None:
     """What was sent is done though nobody receives the answer, and the next stream works."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -68,7 +68,7 @@ async def _wait_for_file(target: ProviderUnderTest, sandbox: Sandbox, name: str)
         await anyio.sleep(0.05)
 
 
-@registered(survival=True)
+@registered("survival")
 async def end_of_input_does_not_end_a_sandbox_that_survives(target: ProviderUnderTest) -> None:
     """After `send_eof` the first process goes on, and the stream can be reopened."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -78,7 +78,7 @@ async def end_of_input_does_not_end_a_sandbox_that_survives(target: ProviderUnde
         await Probe(sandbox, reopened=True).ping()
 
 
-@registered(survival=True)
+@registered("survival")
 async def stream_of_an_ended_sandbox_is_not_reopened(target: ProviderUnderTest) -> None:
     """When the first process has ended by itself, `reopen` raises SandboxLostError."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -92,7 +92,7 @@ async def stream_of_an_ended_sandbox_is_not_reopened(target: ProviderUnderTest) 
     await target.assert_nothing_left()
 
 
-@registered(survival=True)
+@registered("survival")
 async def stream_of_a_paused_sandbox_is_not_reopened(target: ProviderUnderTest) -> None:
     """`reopen` of a paused sandbox raises SandboxLostError."""
     async with target.provider.open(target.new_spec(survives=True)) as sandbox:
@@ -102,7 +102,7 @@ async def stream_of_a_paused_sandbox_is_not_reopened(target: ProviderUnderTest) 
     await target.assert_nothing_left()
 
 
-@registered(commands=True, survival=True)
+@registered("commands", "survival")
 async def output_without_a_stream_does_not_stop_the_first_process(target: ProviderUnderTest) -> None:
     """32 KiB to each of stdout and stderr that nobody receives do not keep the first process waiting."""
     script = f"""
@@ -126,7 +126,7 @@ input()
             received += await sandbox.stream.receive()
 
 
-@registered(seconds=60, survival=True)
+@registered("survival", seconds=60)
 async def sandbox_is_reattached(target: ProviderUnderTest) -> None:
     """Another provider continues the sandbox of a killed server: its process, files, exit and removal."""
     spec = target.new_spec(survives=True)
@@ -156,7 +156,7 @@ async def sandbox_is_reattached(target: ProviderUnderTest) -> None:
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, survival=True)
+@registered("survival", seconds=60)
 async def sandbox_that_was_reattached_is_removed_at_its_exit(target: ProviderUnderTest) -> None:
     """A running sandbox of a killed server is removed with all its processes when it is exited."""
     spec = target.new_spec(survives=True)
@@ -166,7 +166,7 @@ async def sandbox_that_was_reattached_is_removed_at_its_exit(target: ProviderUnd
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, survival=True)
+@registered("survival", seconds=60)
 async def paused_sandbox_is_reattached_paused(target: ProviderUnderTest) -> None:
     """Files of a paused sandbox of a killed server can be copied; its stream has ended."""
     spec = target.new_spec(survives=True)
@@ -181,7 +181,7 @@ async def paused_sandbox_is_reattached_paused(target: ProviderUnderTest) -> None
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, survival=True)
+@registered("survival", seconds=60)
 async def ended_sandbox_is_not_reattached(target: ProviderUnderTest) -> None:
     """A sandbox whose first process ended meanwhile is lost, and nothing of it is left."""
     spec = target.new_spec(("python3", "-c", "") if target.runs_commands else PROBE_COMMAND, survives=True)
@@ -192,7 +192,7 @@ async def ended_sandbox_is_not_reattached(target: ProviderUnderTest) -> None:
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, survival=True)
+@registered("survival", seconds=60)
 async def unknown_sandbox_is_not_reattached(target: ProviderUnderTest) -> None:
     """A sandbox that does not exist or belongs to another owner cannot be reattached, and is not touched."""
     with raises(SandboxLostError):
@@ -220,7 +220,7 @@ async def sandbox_that_does_not_survive_ends_with_its_server(target: ProviderUnd
     await target.assert_nothing_left()
 
 
-@registered(seconds=60, survival=True)
+@registered("survival", seconds=60)
 async def sweep_keeps_the_sandboxes_that_it_is_given(target: ProviderUnderTest) -> None:
     """`sweep` spares sandboxes with a name in `keep`, and sandboxes that this provider has reattached."""
     removed, kept, reattached = (target.new_spec(survives=True) for _ in range(3))
@@ -234,7 +234,7 @@ async def sweep_keeps_the_sandboxes_that_it_is_given(target: ProviderUnderTest) 
     await target.assert_nothing_left()
 
 
-@registered(seconds=120, survival=True)
+@registered("survival", seconds=120)
 async def cancelled_reattaching_leaves_nothing(target: ProviderUnderTest) -> None:
     """A reattachment that is cancelled at any moment, by a cancel scope or a task, leaves nothing behind."""
     steps = 12

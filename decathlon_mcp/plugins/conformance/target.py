@@ -102,20 +102,13 @@ class ProviderUnderTest:
 
 Check = Callable[[ProviderUnderTest], Coroutine[Any, Any, None]]
 """One check."""
-checks: list[Check] = []
-command_checks: list[Check] = []
-survival_checks: list[Check] = []
-snapshot_checks: list[Check] = []
+Need = Literal["commands", "survival", "snapshots"]
+"""What a check needs: commands of any kind, sandboxes that outlive their server, or that can be saved."""
+checks: dict[Check, frozenset[Need]] = {}
 
 
-def registered(
-    *, seconds: float = 30, commands: bool = False, survival: bool = False, snapshots: bool = False
-) -> Callable[[Check], Check]:
-    """Register a check and give it a time limit.
-
-    `commands`: it needs a provider that runs commands. `survival`: a provider whose sandboxes outlive their
-    server. `snapshots`: a provider that runs commands, and whose sandboxes can be saved.
-    """
+def registered(*needs: Need, seconds: float = 30) -> Callable[[Check], Check]:
+    """Register a check and give it a time limit."""
 
     def decorate(check: Check) -> Check:
         @wraps(check)
@@ -123,9 +116,7 @@ def registered(
             with anyio.fail_after(seconds):
                 await check(target)
 
-        (snapshot_checks if snapshots else command_checks if commands else checks).append(bounded)
-        if survival:
-            survival_checks.append(bounded)
+        checks[bounded] = frozenset(needs)
         return bounded
 
     return decorate

@@ -5,16 +5,16 @@ Values of any shape (arguments, replies, verdicts, settings) are columns of JSON
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow
 import pyarrow.parquet
 
 from decathlon_mcp.plugins.exports.episodes import ExportedEpisode, json_bytes, utf8
-from decathlon_mcp.plugins.history.values import CallEntry, NoteEntry
+from decathlon_mcp.plugins.history.values import NoteEntry, Text
 from decathlon_mcp.types import JsonObject
 
 # It has no types.
@@ -25,7 +25,7 @@ GROUP_BYTES = 8 << 20
 """Text of a row group: what is in memory of each table."""
 GROUP_ROWS = 10_000
 
-_TIME = pa.timestamp("us", tz="UTC")
+_TIME, _LABELS = pa.timestamp("us", tz="UTC"), pa.map_(pa.string(), pa.string())
 _TABLES: dict[str, Any] = {
     "episodes": pa.schema(
         [
@@ -33,7 +33,7 @@ _TABLES: dict[str, Any] = {
             ("suite", pa.string()),
             ("task", pa.string()),
             ("run", pa.string()),
-            ("labels", pa.map_(pa.string(), pa.string())),
+            ("labels", _LABELS),
             ("started_at", _TIME),
             ("ended_at", _TIME),
             ("ending", pa.string()),
@@ -95,7 +95,8 @@ class _Table:
         self._rows: list[JsonObject] = []
         self._bytes = 0
 
-    def add(self, row: JsonObject) -> None:
+    def add(self, values: JsonObject) -> None:
+        row = {column.name: _cell(column.type, values[column.name]) for column in self._schema}
         self._rows.append(row)
         self._bytes += sum(len(value) for value in row.values() if isinstance(value, str))
         if self._bytes >= GROUP_BYTES or len(self._rows) >= GROUP_ROWS:
@@ -121,72 +122,32 @@ def write_parquet(episodes: Iterable[ExportedEpisode], folder: Path) -> int:
         for table in tables.values():
             stack.callback(table.close)
         for count, episode in enumerate(episodes, 1):  # noqa: B007
-            public_id = episode.details.summary.public_id
-            tables["episodes"].add(_episode_row(episode))
+            values = episode.to_json()
+            labels, prompt, public_id = values["labels"], values["prompt"], values["id"]
+            texts = {"system_prompt": prompt["system"], "task_prompt": prompt["task"]}
+            tables["episodes"].add({**values, **texts, "episode": public_id, "run": labels.get("run")})
             for entry in episode.entries():
-                is_note = isinstance(entry, NoteEntry)
-                row = _note_row(entry) if is_note else _call_row(entry)
-                tables["notes" if is_note else "calls"].add({"episode": public_id, **row})
+                name = "notes" if isinstance(entry, NoteEntry) else "calls"
+                row = {column: getattr(entry, column, None) for column in _TABLES[name].names}
+                if isinstance(entry, NoteEntry):
+                    row["note"] = entry.number
+                else:
+                    texts = (entry.arguments, entry.reply)
+                    cut = any(text is not None and text.truncated for text in texts)
+                    row |= {"call": entry.seq, "cut": cut}
+                tables[name].add({**row, "episode": public_id})
     return count
 
 
-def _episode_row(episode: ExportedEpisode) -> JsonObject:
-    values = episode.to_json()
-    labels, prompt = values["labels"], values["prompt"]
-    row: JsonObject = {
-        **values,
-        "episode": values["id"],
-        "run": labels.get("run"),
-        "started_at": _microseconds(values["started_at"]),
-        "ended_at": _microseconds(values["ended_at"]),
-        "settings": _json(values["settings"]),
-        "system_prompt": prompt["system"],
-        "task_prompt": prompt["task"],
-        "verdict": None if values["verdict"] is None else _json(values["verdict"]),
-    }
-    return {
-        **{
-            name: utf8(value) if isinstance(value := row[name], str) else value for name in _names("episodes")
-        },
-        "labels": [(utf8(name), utf8(value)) for name, value in labels.items()],
-    }
-
-
-def _call_row(entry: CallEntry) -> JsonObject:
-    texts = (entry.arguments, entry.reply)
-    return {
-        "call": entry.seq,
-        "time": _microseconds(entry.time),
-        "name": utf8(entry.name),
-        "server": utf8(entry.server),
-        "tool": utf8(entry.tool),
-        "arguments": None if entry.arguments is None else utf8(entry.arguments.raw),
-        "seconds": entry.seconds,
-        "failed": entry.failed,
-        "reply_kind": entry.reply_kind,
-        "reply": None if entry.reply is None else utf8(entry.reply.raw),
-        "cut": any(text is not None and text.truncated for text in texts),
-    }
-
-
-def _note_row(entry: NoteEntry) -> JsonObject:
-    return {
-        "note": entry.number,
-        "calls": entry.calls,
-        "time": _microseconds(entry.time),
-        "role": utf8(entry.role),
-        "text": utf8(entry.text.raw),
-        "usage": _json(dict(entry.usage)),
-    }
-
-
-def _names(table: str) -> list[str]:
-    return list(_TABLES[table].names)
-
-
-def _json(value: object) -> str:
-    return json_bytes(value).decode()
-
-
-def _microseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1e6)
+def _cell(kind: Any, value: Any) -> Any:
+    """A value as its column has it: times in microseconds, texts without lone surrogates, objects as JSON."""
+    if isinstance(value, Text):
+        value = value.raw
+    if isinstance(value, str):
+        return utf8(value)
+    if isinstance(value, Mapping):
+        members = cast("Mapping[str, Any]", value)
+        if kind == _LABELS:
+            return [(utf8(name), utf8(text)) for name, text in members.items()]
+        return json_bytes(members).decode()
+    return round(value * 1e6) if kind == _TIME and value is not None else value

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Literal, Self
+from typing import BinaryIO, Self, cast
 
 import msgspec
 
-from decathlon_mcp.plugins.history.values import CallEntry, CallTime, Entry, NoteEntry, Text
+from decathlon_mcp.plugins.history.values import CallEntry, CallTime, Entry, NoteEntry, ReplyKind, Text
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.trajectory import (
     NOTHING,
     PIECE_BYTES,
     PREFIX_BYTES,
+    Index,
     Line,
     Trajectory,
     read_line,
@@ -31,11 +33,7 @@ JSON_BYTES = 64 << 10
 """Longest JSON text that is parsed, and longest part of a value that an entry has."""
 MAX_USAGE = 1e15
 """Greatest number of a note that counts; a server accepts less."""
-_REPLIES: Mapping[str, Literal["result", "error", "failure"]] = {
-    "result": "result",
-    "error": "error",
-    "failure": "failure",
-}
+_REPLIES = frozenset({"result", "error", "failure"})
 
 
 class _Arguments(msgspec.Struct, frozen=True):
@@ -48,18 +46,29 @@ _decode_arguments = msgspec.json.Decoder(_Arguments).decode
 
 
 class EntryReader:
-    """Reads entries of a trajectory that is up to date. A context manager; methods raise OSError."""
+    """Reads entries of a trajectory that is up to date; None is an empty one.
 
-    def __init__(self, trajectory: Trajectory) -> None:
-        self.index = trajectory.index
-        self._path = trajectory.file
-        self._file = open_regular(self._path)
+    A context manager; methods raise OSError.
+    """
+
+    def __init__(self, trajectory: Trajectory | None) -> None:
+        self.index = Index() if trajectory is None else trajectory.index
+        self._path = Path() if trajectory is None else trajectory.file
+        self._file: BinaryIO = BytesIO() if trajectory is None else open_regular(self._path)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def placed(self, event: str) -> JsonObject | None:
+        """The line `start`, `ready` or `claim`; None for one above JSON_BYTES, or if there is none."""
+        return self.line(self.index.placed.get(event, NOTHING))
+
+    def placed_value(self, event: str) -> Text | None:
+        """The beginning of the long value of such a line."""
+        return self.value(self.index.placed.get(event, NOTHING))
 
     def line(self, place: int) -> JsonObject | None:
         """A short line as JSON; None for one above JSON_BYTES, or if there is none."""
@@ -136,7 +145,7 @@ class EntryReader:
         prefix = self._read(reply_place, PREFIX_BYTES)
         reply = short_members(prefix) if prefix else Line()
         value = value_start(prefix)
-        kind = None if value is None else _REPLIES.get(value[0])
+        kind = cast("ReplyKind", value[0]) if value is not None and value[0] in _REPLIES else None
         return CallEntry(
             seq=seq,
             name=line.name,
@@ -155,23 +164,19 @@ class EntryReader:
         place, calls = self.index.notes[number - 1], self.index.note_calls[number - 1]
         value = self.line(place)
         prefix = short_members(self._read(place, PREFIX_BYTES))
-        text, usage = self.value(place), dict[str, float]()
-        if value is not None:
-            whole = str(value.get("text", ""))
-            text = Text(whole, truncated=False, size_bytes=len(whole.encode("utf-8", "surrogatepass")))
-            counts = as_object(value.get("usage")) or {}
-            usage = {
-                name: count
-                for name, count in counts.items()
-                if type(count) in (int, float) and 0 <= count <= MAX_USAGE
-            }
+        text = self.value(place) if value is None else Text.whole(str(value.get("text", "")))
+        counts = as_object((value or {}).get("usage")) or {}
         return NoteEntry(
             number=number,
             calls=calls,
             time=prefix.time,
             role=prefix.role,
-            text=text or Text("", truncated=False, size_bytes=0),
-            usage=usage,
+            text=text or Text.whole(""),
+            usage={
+                name: count
+                for name, count in counts.items()
+                if type(count) in (int, float) and 0 <= count <= MAX_USAGE
+            },
         )
 
     def _value_start(self, place: int) -> int | None:
@@ -232,8 +237,7 @@ def _arguments(line: bytes) -> Text | None:
             data = json.dumps(arguments, separators=(",", ":")).encode()
         except (ValueError, RecursionError):
             return None
-    text = Text(data.decode("utf-8", "replace"), truncated=False, size_bytes=len(data))
-    return None if data == b"null" else text
+    return None if data == b"null" else Text.whole(data.decode("utf-8", "replace"))
 
 
 def _needles(text: str) -> list[bytes]:

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,9 +124,13 @@ def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int
         assert store is not None
         details = _details(row, store.find(SandboxRow, episode=row.id), state)
     if not handles:
-        capabilities = (row.id, row.agent_id)
-        longest = None if as_json else MAX_TEXT_CHARACTERS
-        details = cast("JsonObject", _shorten(details, capabilities, longest))
+
+        def shortened(_: str, text: str) -> str:
+            for handle in (row.id, row.agent_id):
+                text = text.replace(handle, f"{handle[:HANDLE_CHARACTERS]}…")
+            return text if as_json or len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}…"
+
+        details = cast("JsonObject", _mapped(details, shortened))
     if as_json:
         print_json(details)
         return 0
@@ -239,30 +243,20 @@ def _time(unix_seconds: float) -> str:
     return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="seconds")
 
 
-def _without_secrets(value: object) -> Any:
+def _mapped(value: object, change: Callable[[str, str], str], name: str = "") -> Any:
+    """The value with all its texts changed. `change`: of the name of the text's member, and of the text."""
+    if isinstance(value, str):
+        return change(name, value)
     if isinstance(value, dict):
-        members = cast("JsonObject", value)
-        return {
-            name: "…" if _SECRET.search(name) and isinstance(member, str) else _without_secrets(member)
-            for name, member in members.items()
-        }
+        members = cast("JsonObject", value).items()
+        return {inner: _mapped(member, change, inner) for inner, member in members}
     if isinstance(value, (list, tuple)):
-        return [_without_secrets(item) for item in cast("list[object]", value)]
+        return [_mapped(item, change) for item in cast("list[object]", value)]
     return value
 
 
-def _shorten(value: object, handles: tuple[str, ...], longest: int | None) -> Any:
-    """The value with the handles in its texts shortened, and texts longer than that cut."""
-    if isinstance(value, dict):
-        members = cast("JsonObject", value).items()
-        return {name: _shorten(member, handles, longest) for name, member in members}
-    if isinstance(value, list):
-        return [_shorten(item, handles, longest) for item in cast("list[object]", value)]
-    if not isinstance(value, str):
-        return value
-    for handle in handles:
-        value = value.replace(handle, f"{handle[:HANDLE_CHARACTERS]}…")
-    return value if longest is None or len(value) <= longest else f"{value[:longest]}…"
+def _without_secrets(value: object) -> Any:
+    return _mapped(value, lambda name, text: "…" if _SECRET.search(name) else text)
 
 
 def _lines(name: str, value: object, indent: str = "") -> Iterator[str]:

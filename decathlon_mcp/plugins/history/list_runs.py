@@ -8,13 +8,13 @@ its label, was played again with a reward.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from statistics import fmean, stdev
+from typing import Annotated
 
 from cyclopts import Parameter
 from decathlon_client.results import pass_all, pass_at
@@ -26,13 +26,12 @@ from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, UnknownEpisodeError
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
-from decathlon_mcp.plugins.history.queries import TaskKey
+from decathlon_mcp.plugins.history.reports import TaskKey
 from decathlon_mcp.plugins.history.values import (
     Counts,
     EpisodeQuery,
     EpisodeSummary,
     Estimate,
-    RunReport,
     RunSummary,
     Sums,
     TaskReport,
@@ -83,28 +82,33 @@ def runs(
         raise BadRequestError("--leaderboard and --compare show different tables: choose one")
     if split is not None and not leaderboard:
         raise BadRequestError("--split chooses the tasks of --leaderboard, which was not given")
-    if run is not None and compare is not None:
-        return compare_runs(settings.state, run, compare, as_json=json)
-    if run is not None and leaderboard:
-        return show_leaderboard(settings, run, split, as_json=json)
-    return list_runs(settings.state, run, as_json=json)
+    check_state_folder(settings.state)
+    history = EpisodeHistory([settings.state])
+    if run is None:
+        return _list_runs(history, settings.state, as_json=json)
+    if compare is not None:
+        shown = _compare(history, run, compare, as_json=json)
+    elif leaderboard:
+        shown = _show_leaderboard(history, settings, run, split, as_json=json)
+    else:
+        shown = _show_run(history, run, as_json=json)
+    if not shown:
+        unknown = [name for name in (run, compare) if name is not None and history.run(name) is None]
+        raise unknown_run(settings.state, history, *unknown)
+    return 0
 
 
 _RUNS = ("run", "episodes", "live", "lost", "success", "mean reward", "tasks", "newest")
 _TASKS = ("task", "episodes", "live", "lost", "success", "mean reward", "calls", "turns")
 
 
-def list_runs(state: Path, run: str | None, *, as_json: bool) -> int:
-    """Print the runs, or the numbers of one of them. Raises SettingsError, UnknownEpisodeError."""
-    check_state_folder(state)
-    history = EpisodeHistory([state])
-    if run is not None:
-        numbers = history.run(run)
-        if numbers is None:
-            raise unknown_run(state, history, run)
-        _print_report(numbers, as_json=as_json)
-        return 0
-    runs = _all_runs(history)
+def _list_runs(history: EpisodeHistory, state: Path, *, as_json: bool) -> int:
+    runs: list[RunSummary] = []
+    cursor = ""
+    while cursor is not None:
+        page = history.runs(limit=MAX_PAGE_ITEMS, cursor=cursor or None)
+        runs += page.items
+        cursor = page.cursor
     if not runs:
         report(f"no episode in {state} has a label `run`")
     if as_json:
@@ -114,13 +118,11 @@ def list_runs(state: Path, run: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
-    """Print two runs by task, and the mean of the differences. Raises SettingsError, UnknownEpisodeError."""
-    check_state_folder(state)
-    history = EpisodeHistory([state])
+def _compare(history: EpisodeHistory, a: str, b: str, *, as_json: bool) -> bool:
+    """Print two runs by task, and the mean of the differences; False if one of them is unknown."""
     comparison = history.compare([a, b])
     if comparison is None:
-        raise unknown_run(state, history, *(name for name in (a, b) if history.run(name) is None))
+        return False
     if as_json:
         print_json(
             {
@@ -139,7 +141,7 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
                 "difference": _estimate_json(comparison.differences[0]),
             }
         )
-        return 0
+        return True
     print_table(
         ("task", printed(a), "of", printed(b), "of", "difference"),
         (
@@ -150,25 +152,19 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
     (difference,) = comparison.differences
     if difference is None:
         sys.stdout.write("no task has finished episodes in both runs\n")
-        return 0
+        return True
     sys.stdout.write(
         f"difference of the success rates, {printed(b)} - {printed(a)}: {estimate_text(difference, '+.3f')} "
         f"(paired over {difference.count} tasks, with its standard error)\n"
     )
-    return 0
+    return True
 
 
-def _all_runs(history: EpisodeHistory) -> list[RunSummary]:
-    runs: list[RunSummary] = []
-    cursor = None
-    while True:
-        page = history.runs(limit=MAX_PAGE_ITEMS, cursor=cursor)
-        runs += page.items
-        if (cursor := page.cursor) is None:
-            return runs
-
-
-def _print_report(report: RunReport, *, as_json: bool) -> None:
+def _show_run(history: EpisodeHistory, run: str, *, as_json: bool) -> bool:
+    """Print the numbers of a run; False if it is unknown."""
+    report = history.run(run)
+    if report is None:
+        return False
     if as_json:
         print_json(
             {
@@ -180,7 +176,7 @@ def _print_report(report: RunReport, *, as_json: bool) -> None:
                 "tasks": [asdict(task) for task in report.tasks],
             }
         )
-        return
+        return True
     print_table(_TASKS, (_task_cells(task) for task in report.tasks))
     sys.stdout.write(
         f"success rate, mean over tasks: {estimate_text(report.success_rate)}\n"
@@ -193,6 +189,7 @@ def _print_report(report: RunReport, *, as_json: bool) -> None:
         )
     for reason, count in report.lost.items():
         sys.stdout.write(f"lost: {count}, {printed(reason)}\n")
+    return True
 
 
 def _run_cells(run: RunSummary) -> list[str]:
@@ -307,7 +304,7 @@ class Leaderboard:
 def leaderboard(history: EpisodeHistory, run: str, tasks: Collection[TaskKey]) -> Leaderboard | None:
     """The numbers of a run over these tasks, at least one; None if the run has no episodes."""
     wanted = sorted(set(tasks))
-    played: dict[TaskKey, list[_Attempt]] = {key: [] for key in wanted}
+    played: dict[TaskKey, list[EpisodeSummary]] = {key: [] for key in wanted}
     live, others, is_known = 0, set[str](), False
     for episode in history.all_episodes(EpisodeQuery(run=run)):
         is_known, key = True, TaskKey(episode.suite, episode.task)
@@ -316,27 +313,27 @@ def leaderboard(history: EpisodeHistory, run: str, tasks: Collection[TaskKey]) -
         elif episode.is_live:
             live += 1
         else:
-            played[key].append(_Attempt.of(episode))
+            played[key].append(episode)
     if not is_known:
         return None
     made = {key: _without_replaced(some) for key, some in played.items()}
     attempts = max(map(len, made.values()))
     rates = [
-        sum(some[number].succeeded for some in made.values() if number < len(some)) / len(wanted)
+        sum(bool(some[number].success) for some in made.values() if number < len(some)) / len(wanted)
         for number in range(attempts)
     ]
-    counts = [sum(one.succeeded for one in some) for some in made.values()]
+    counts = [sum(bool(one.success) for one in some) for some in made.values()]
     has_k = attempts >= K
     all_made = [one for some in made.values() for one in some]
     return Leaderboard(
         run=run,
         tasks=len(wanted),
         attempts=attempts,
-        pass_1=_mean(rates) if rates else 0.0,
-        spread=statistics.stdev(rates) if attempts > 1 else None,
+        pass_1=fmean(rates) if rates else 0.0,
+        spread=stdev(rates) if attempts > 1 else None,
         rates=tuple(rates),
-        pass_at_3=_mean([pass_at(K, attempts, count) for count in counts]) if has_k else None,
-        pass_all_3=_mean([pass_all(K, attempts, count) for count in counts]) if has_k else None,
+        pass_at_3=fmean(pass_at(K, attempts, count) for count in counts) if has_k else None,
+        pass_all_3=fmean(pass_all(K, attempts, count) for count in counts) if has_k else None,
         turns=Sums.of(one.turns for one in all_made if one.turns is not None).estimate,
         missing=tuple(key.task for key, some in made.items() if not some),
         fewer={key.task: len(some) for key, some in made.items() if 0 < len(some) < attempts},
@@ -346,62 +343,42 @@ def leaderboard(history: EpisodeHistory, run: str, tasks: Collection[TaskKey]) -
     )
 
 
-class _Attempt(NamedTuple):
-    """A finished episode. Attempts at a task are in the order of the label `attempt`, else of their start."""
-
-    number: float
-    started_at: float
-    label: str
-    succeeded: bool
-    is_lost: bool
-    turns: int | None
-
-    @classmethod
-    def of(cls, episode: EpisodeSummary) -> _Attempt:
-        label = episode.labels.get("attempt", "")
-        is_number = label.isascii() and label.isdecimal() and len(label) < 10
-        number = float(label) if is_number else 0.0
-        succeeded = bool(episode.success)
-        return cls(number, episode.started_at, label, succeeded, episode.is_lost, episode.turns)
-
-
-def _without_replaced(attempts: list[_Attempt]) -> list[_Attempt]:
+def _without_replaced(attempts: list[EpisodeSummary]) -> list[EpisodeSummary]:
     """The attempts in order, without lost attempts that were played again."""
-    scored = {one.label for one in attempts if not one.is_lost and one.label}
-    lost: dict[str, _Attempt] = {}
-    kept: list[_Attempt] = []
+    scored = {one.labels.get("attempt") for one in attempts if not one.is_lost}
+    lost = set[str]()
+    kept: list[EpisodeSummary] = []
     for one in attempts:
-        if not one.is_lost or not one.label:
-            kept.append(one)
-        elif one.label not in scored:
-            lost.setdefault(one.label, one)
-    return sorted([*kept, *lost.values()])
+        label = one.labels.get("attempt")
+        if one.is_lost and label:
+            if label in scored | lost:
+                continue
+            lost.add(label)
+        kept.append(one)
+    return sorted(kept, key=_place)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _place(episode: EpisodeSummary) -> tuple[float, float, str]:
+    """Attempts at a task are in the order of the label `attempt`, else of their start."""
+    label = episode.labels.get("attempt", "")
+    is_number = label.isascii() and label.isdecimal() and len(label) < 10
+    return float(label) if is_number else 0.0, episode.started_at, label
 
 
-def show_leaderboard(settings: Settings, run: str, split: str | None, *, as_json: bool) -> int:
-    """Print the numbers. Raises SettingsError, SuiteError, BadRequestError."""
-    check_state_folder(settings.state)
-    tasks = [
-        TaskKey(suite.name, name)
-        for name, suite, _ in filter_tasks(
-            read_catalogue(settings), TaskFilter.model_validate({"split": split})
-        )
-    ]
+def _show_leaderboard(
+    history: EpisodeHistory, settings: Settings, run: str, split: str | None, *, as_json: bool
+) -> bool:
+    """Print the numbers; False if the run is unknown. Raises SettingsError, SuiteError, BadRequestError."""
+    wanted = filter_tasks(read_catalogue(settings), TaskFilter.model_validate({"split": split}))
+    tasks = [TaskKey(suite.name, name) for name, suite, _ in wanted]
     if not tasks:
         raise BadRequestError("the suite has no tasks")
-    history = EpisodeHistory([settings.state])
     board = leaderboard(history, run, tasks)
-    if board is None:
-        raise unknown_run(settings.state, history, run)
-    if as_json:
+    if board is not None and as_json:
         print_json({**asdict(board), "split": split})
-    else:
+    elif board is not None:
         _print(board, split)
-    return 0
+    return board is not None
 
 
 def _print(board: Leaderboard, split: str | None) -> None:

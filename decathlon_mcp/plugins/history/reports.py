@@ -1,16 +1,22 @@
-"""The numbers of a run, made of the sums of its tasks."""
+"""The numbers of runs: sums that SQL makes of the rows of episodes, and the reports that are made of them.
+
+A run that is in several folders is one run, so that sums of each folder are joined here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from decathlon_client.results import pass_all, pass_at
 
-from decathlon_mcp.plugins.history.queries import CURVE_POINTS, AttemptSums, CurveSums, TaskKey
+from decathlon_mcp.plugins.history.columns import Outcome
+from decathlon_mcp.plugins.history.queries import CLOSED, marks, owned, reason
 from decathlon_mcp.plugins.history.values import (
+    Counts,
     CurvePoint,
     PassAtK,
     RunComparison,
@@ -22,90 +28,201 @@ from decathlon_mcp.plugins.history.values import (
     powers_of_two,
 )
 
+CURVE_POINTS = 50
+"""Points of a curve over time; one over steps has a point for each step, at most MAX_STEPS."""
+MAX_STEPS = 2_000
+LOST, _, LIVE, SUCCEEDED = map(int, Outcome)
+_COUNTED = "FROM episodes WHERE run IS NOT NULL AND NOT is_derived"
+_SUMS = (
+    f"count(*), total(outcome = {LIVE}), total(outcome = {SUCCEEDED}), total(NOT pinned), count(reward),"
+    " total(reward), total(reward * reward), count(calls), total(calls), count(turns), total(turns),"
+    " min(started_at), min(reward), max(started_at), max(reward)"
+)
+_Key = TypeVar("_Key")
 
-@dataclass
-class RunNumbers:
-    """One run, from the sums of its tasks in one or several folders."""
 
-    name: str
-    _tasks: dict[TaskKey, AttemptSums] = field(default_factory=dict[TaskKey, AttemptSums])
+class TaskKey(NamedTuple):
+    """A task of a suite, as rows name them."""
 
-    def add(self, task: TaskKey, sums: AttemptSums) -> None:
-        """Add attempts at a task, before any property is read."""
-        self._tasks.setdefault(task, AttemptSums()).add(sums)
+    suite: str
+    task: str
 
-    @cached_property
-    def _all(self) -> AttemptSums:
-        total = AttemptSums()
-        for sums in self._tasks.values():
-            total.add(sums)
-        return total
+
+class AttemptSums(NamedTuple):
+    """Attempts at a task, of a run, or of a point of a curve: the columns of `_SUMS`."""
+
+    attempts: int
+    live: int
+    successes: int
+    unpinned: int
+    scored: int
+    rewards: float
+    squares: float
+    """Of the rewards."""
+    with_calls: int
+    calls: float
+    with_turns: int
+    turns: float
+    started_at: float
+    lowest: float | None
+    newest_at: float
+    highest: float | None
+
+    @classmethod
+    def joined(cls, parts: Iterable[AttemptSums]) -> AttemptSums:
+        columns = [[value for value in column if value is not None] for column in zip(*parts, strict=True)]
+        least, greatest = partial[Any](min, default=None), partial[Any](max, default=None)
+        ways: list[Callable[[list[Any]], Any]] = [*[sum] * 11, least, least, greatest, greatest]
+        return cls(*(join(column) for join, column in zip(ways, columns, strict=True)))
 
     @property
-    def summary(self) -> RunSummary:
-        total = self._all
-        return RunSummary(
-            name=self.name,
-            counts=total.counts,
-            tasks=len(self._tasks),
-            mean_reward=total.rewards.mean,
-            started_at=total.started_at,
-            newest_at=total.newest_at,
-            pinned=not total.unpinned,
+    def counts(self) -> Counts:
+        return Counts(
+            live=int(self.live),
+            finished=int(self.attempts - self.live),
+            scored=self.scored,
+            successes=int(self.successes),
         )
 
     @property
-    def bins(self) -> tuple[float, float]:
-        """The start and the width of the bins of a curve over time, in seconds."""
-        total = self._all
-        return total.started_at, max(1.0, (total.newest_at - total.started_at) / CURVE_POINTS)
-
-    @cached_property
-    def tasks(self) -> dict[TaskKey, TaskReport]:
-        """The tasks by suite and name."""
-        return {key: _task_report(key, self._tasks[key]) for key in sorted(self._tasks)}
-
-    def report(
-        self, lost: Mapping[str, int], curve: Iterable[CurveSums], curve_by: Literal["step", "time"]
-    ) -> RunReport:
-        """The report, with what the rows say besides the sums."""
-        tasks = self.tasks.values()
-        return RunReport(
-            summary=self.summary,
-            tasks=tuple(tasks),
-            success_rate=Sums.of(task.pass_1.mean for task in tasks if task.pass_1 is not None).estimate,
-            task_reward=Sums.of(task.mean_reward for task in tasks if task.mean_reward is not None).estimate,
-            passes=tuple(map(self._pass_at, powers_of_two(self._most_attempts))),
-            lost=dict(sorted(lost.items(), key=lambda item: (-item[1], item[0]))),
-            curve=_curve(curve),
-            curve_by=curve_by,
-        )
+    def reward(self) -> Sums:
+        return Sums(self.scored, self.rewards, self.squares)
 
     @property
-    def _most_attempts(self) -> int:
-        return max((sums.finished for sums in self._tasks.values()), default=0)
+    def success(self) -> Sums:
+        return Sums.of_shares(self.counts.successes, self.counts.finished)
 
-    def _pass_at(self, k: int) -> PassAtK:
-        tasks = self.tasks.items()
-        enough = [task for _, task in tasks if task.counts.finished >= k]
-        several = len({key.suite for key in self._tasks}) > 1
-        return PassAtK(
-            k,
-            Sums.of(task.pass_at[k] for task in enough).estimate,
-            Sums.of(task.pass_all[k] for task in enough).estimate,
-            tuple(
-                f"{key.suite}:{key.task}" if several else key.task
-                for key, task in tasks
-                if task.counts.finished < k
-            ),
+
+TaskSums: TypeAlias = Mapping[TaskKey, AttemptSums]
+"""One run."""
+
+
+def joined(sums: Iterable[tuple[_Key, AttemptSums]]) -> dict[_Key, AttemptSums]:
+    """The sums by their keys."""
+    parts: dict[_Key, list[AttemptSums]] = {}
+    for key, part in sums:
+        parts.setdefault(key, []).append(part)
+    return {key: some[0] if len(some) == 1 else AttemptSums.joined(some) for key, some in parts.items()}
+
+
+def run_times(connection: sqlite3.Connection, owner: str | None) -> Iterator[tuple[str, float]]:
+    """The runs, each with the start of its newest episode."""
+    where, values = owned(owner)
+    yield from connection.execute(f"SELECT run, max(started_at) {_COUNTED}{where} GROUP BY run", values)
+
+
+def task_sums(
+    connection: sqlite3.Connection, runs: Sequence[str] | None, owner: str | None
+) -> Iterator[tuple[tuple[str, TaskKey], AttemptSums]]:
+    """The sums of each task of these runs; of all runs, if `runs` is None."""
+    where, values = owned(owner)
+    among = "" if runs is None else f" AND run IN ({marks(runs)})"
+    for run, suite, task, *sums in connection.execute(
+        f"SELECT run, suite, task, {_SUMS} {_COUNTED}{among}{where} GROUP BY run, suite, task",
+        (*(runs or ()), *values),
+    ):
+        yield (run, TaskKey(suite, task)), AttemptSums(*sums)
+
+
+def lost_reasons(connection: sqlite3.Connection, run: str, owner: str | None) -> Iterator[tuple[str, int]]:
+    """Why episodes of a run were lost, and how many for each reason. A client's own words are one of them."""
+    where, values = owned(owner)
+    lost = f"{_COUNTED} AND run = ? AND +outcome = {LOST}{where}"
+    for ending, status, count in connection.execute(
+        f"SELECT ending, status, count(*) {lost} AND ending IS NOT ? GROUP BY ending, status",
+        (run, *values, CLOSED),
+    ):
+        yield reason(ending, status, None), count
+    # Not by GROUP BY: the index for numbers has no causes.
+    words = connection.execute(f"SELECT cause {lost} AND ending = ?", (run, *values, CLOSED))
+    yield from Counter(reason(CLOSED, None, cause) for (cause,) in words).items()
+
+
+def has_steps(connection: sqlite3.Connection, run: str, owner: str | None) -> bool:
+    where, values = owned(owner)
+    statement = f"SELECT EXISTS (SELECT 1 {_COUNTED} AND run = ?{where} AND step IS NOT NULL)"
+    return bool(connection.execute(statement, (run, *values)).fetchone()[0])
+
+
+def curve(
+    connection: sqlite3.Connection, run: str, owner: str | None, bins: tuple[float, float] | None
+) -> Iterator[tuple[float, AttemptSums]]:
+    """Finished attempts by step; or by time, if `bins` has the first bin's start and a bin's width."""
+    where, values = owned(owner)
+    first, width = bins or (0.0, 1.0)
+    at = "step" if bins is None else "? + ? * CAST((started_at - ?) / ? AS INTEGER)"
+    parameters = () if bins is None else (first, width, first, width)
+    for start, *sums in connection.execute(
+        f"SELECT {at} AS at, {_SUMS} {_COUNTED} AND run = ? AND outcome <> {LIVE} {where}"
+        f" GROUP BY at HAVING at IS NOT NULL ORDER BY at LIMIT {MAX_STEPS}",
+        (*parameters, run, *values),
+    ):
+        yield start, AttemptSums(*sums)
+
+
+def bins_of(tasks: TaskSums) -> tuple[float, float]:
+    """The start and the width of the bins of a curve over time, in seconds."""
+    total = AttemptSums.joined(tasks.values())
+    return total.started_at, max(1.0, (total.newest_at - total.started_at) / CURVE_POINTS)
+
+
+def summary_of(run: str, tasks: TaskSums) -> RunSummary:
+    total = AttemptSums.joined(tasks.values())
+    return RunSummary(
+        name=run,
+        counts=total.counts,
+        tasks=len(tasks),
+        mean_reward=total.reward.mean,
+        started_at=total.started_at,
+        newest_at=total.newest_at,
+        pinned=not total.unpinned,
+    )
+
+
+def report_of(
+    run: str,
+    sums: TaskSums,
+    lost: Mapping[str, int],
+    points: Mapping[float, AttemptSums],
+    curve_by: Literal["step", "time"],
+) -> RunReport:
+    tasks = _task_reports(sums)
+    most_attempts = max((task.counts.finished for task in tasks.values()), default=0)
+    several = len({key.suite for key in tasks}) > 1
+    passes: list[PassAtK] = []
+    for k in powers_of_two(most_attempts):
+        enough = [task for task in tasks.values() if task.counts.finished >= k]
+        few = (key for key, task in tasks.items() if task.counts.finished < k)
+        passes.append(
+            PassAtK(
+                k,
+                Sums.of(task.pass_at[k] for task in enough).estimate,
+                Sums.of(task.pass_all[k] for task in enough).estimate,
+                tuple(f"{key.suite}:{key.task}" if several else key.task for key in few),
+            )
         )
+    rewards = (task.mean_reward for task in tasks.values() if task.mean_reward is not None)
+    return RunReport(
+        summary=summary_of(run, sums),
+        tasks=tuple(tasks.values()),
+        success_rate=Sums.of(task.pass_1.mean for task in tasks.values() if task.pass_1 is not None).estimate,
+        task_reward=Sums.of(rewards).estimate,
+        passes=tuple(passes),
+        lost=dict(sorted(lost.items(), key=lambda item: (-item[1], item[0]))),
+        curve=tuple(
+            CurvePoint(at, point.reward.estimate, point.success.estimate, point.lowest, point.highest)
+            for at, point in sorted(points.items())
+        ),
+        curve_by=curve_by,
+    )
 
 
-def compare_runs(runs: Sequence[RunNumbers]) -> RunComparison:
+def compare_runs(runs: Sequence[tuple[str, TaskSums]]) -> RunComparison:
     """Two runs or more by task, with the differences from the first."""
+    by_run = [_task_reports(sums) for _, sums in runs]
     tasks: list[TaskComparison] = []
-    for key in sorted({key for run in runs for key in run.tasks}):
-        reports = tuple(run.tasks.get(key) for run in runs)
+    for key in sorted({key for reports in by_run for key in reports}):
+        reports = tuple(of_run.get(key) for of_run in by_run)
         first, *others = (None if each is None else each.pass_1 for each in reports)
         differences = tuple(
             other.mean - first.mean if first is not None and other is not None else None for other in others
@@ -113,43 +230,27 @@ def compare_runs(runs: Sequence[RunNumbers]) -> RunComparison:
         tasks.append(TaskComparison(key.suite, key.task, reports, differences))
     paired = zip(*(task.differences for task in tasks), strict=True)
     return RunComparison(
-        tuple(run.summary for run in runs),
+        tuple(summary_of(run, sums) for run, sums in runs),
         tuple(tasks),
         tuple(Sums.of(each for each in differences if each is not None).estimate for differences in paired),
     )
 
 
-def _task_report(key: TaskKey, sums: AttemptSums) -> TaskReport:
-    n, c = sums.finished, sums.successes
-    ks = powers_of_two(n)
-    return TaskReport(
-        suite=key.suite,
-        task=key.task,
-        counts=sums.counts,
-        pass_1=Sums.of_shares(c, n).estimate,
-        mean_reward=sums.rewards.mean,
-        mean_turns=sums.turns.mean,
-        mean_calls=sums.calls.mean,
-        pass_at={k: pass_at(k, n, c) for k in ks},
-        pass_all={k: pass_all(k, n, c) for k in ks},
-    )
-
-
-def _curve(points: Iterable[CurveSums]) -> tuple[CurvePoint, ...]:
-    """The points in order; points of several folders at the same place are one."""
-    by_place: dict[float, list[CurveSums]] = {}
-    for point in points:
-        by_place.setdefault(point.at, []).append(point)
-    return tuple(_curve_point(at, by_place[at]) for at in sorted(by_place))
-
-
-def _curve_point(at: float, parts: list[CurveSums]) -> CurvePoint:
-    rewards, successes = Sums(), Sums()
-    for part in parts:
-        rewards.add(part.rewards)
-        successes.add(Sums.of_shares(part.successes, part.finished))
-    lowest = [part.lowest for part in parts if part.lowest is not None]
-    highest = [part.highest for part in parts if part.highest is not None]
-    return CurvePoint(
-        at, rewards.estimate, successes.estimate, min(lowest, default=None), max(highest, default=None)
-    )
+def _task_reports(tasks: TaskSums) -> dict[TaskKey, TaskReport]:
+    """The reports of a run's tasks, by suite and name."""
+    reports: dict[TaskKey, TaskReport] = {}
+    for key, sums in sorted(tasks.items()):
+        n, c = sums.counts.finished, sums.counts.successes
+        ks = powers_of_two(n)
+        reports[key] = TaskReport(
+            suite=key.suite,
+            task=key.task,
+            counts=sums.counts,
+            pass_1=sums.success.estimate,
+            mean_reward=sums.reward.mean,
+            mean_turns=Sums(sums.with_turns, sums.turns).mean,
+            mean_calls=Sums(sums.with_calls, sums.calls).mean,
+            pass_at={k: pass_at(k, n, c) for k in ks},
+            pass_all={k: pass_all(k, n, c) for k in ks},
+        )
+    return reports

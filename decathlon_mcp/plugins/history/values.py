@@ -16,6 +16,7 @@ from decathlon_mcp.types import JsonObject
 
 T = TypeVar("T")
 Column: TypeAlias = Literal["started", "result", "task", "run", "calls", "took"]
+ReplyKind: TypeAlias = Literal["result", "error", "failure"]
 RunColumn: TypeAlias = Literal["newest", "run", "success", "reward", "episodes", "lost", "tasks"]
 
 
@@ -52,6 +53,10 @@ class Text:
     raw: str
     truncated: bool
     size_bytes: int
+
+    @classmethod
+    def whole(cls, text: str) -> Self:
+        return cls(text, truncated=False, size_bytes=len(text.encode("utf-8", "surrogatepass")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +354,7 @@ class CallEntry:
     arguments: Text | None
     reply: Text | None
     """JSON of the result, of the JSON-RPC error or of this server's failure; None without a reply."""
-    reply_kind: Literal["result", "error", "failure"] | None
+    reply_kind: ReplyKind | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated
 import anyio.to_thread
 from cyclopts import Parameter
 
-from decathlon_mcp.app import create_catalogue, sandbox_factories
+from decathlon_mcp.app import create_catalogue
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import broken_file
 from decathlon_mcp.cli.options import (
@@ -33,16 +32,14 @@ from decathlon_mcp.cli.options import (
     unknown_variables,
 )
 from decathlon_mcp.cli.output import print_json
-from decathlon_mcp.cli.readiness import check_readiness
 from decathlon_mcp.cli.terminal import Terminal
-from decathlon_mcp.errors import DecathlonError, SettingsError, SuiteError
+from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.plugins.readiness.machine import format_finding
-from decathlon_mcp.plugins.readiness.suites import GraderFinding
-from decathlon_mcp.plugins.readiness.tasks import summarize_missing
+from decathlon_mcp.plugins.readiness.tasks import broken_tasks, look_into_sandboxes, summarize_missing
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.keys import KEY_FILE
@@ -152,21 +149,19 @@ async def _check_suites(catalogue: Catalogue, settings: Settings) -> AsyncGenera
     for suite in catalogue.suites:
         count = len(suite.tasks)
         yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.version_text})")
-    owner = f"doctor-{os.getpid()}"
-    broken: dict[tuple[str, str], SuiteError] = {}
-    with tempfile.TemporaryDirectory(prefix="decathlon-doctor-") as folder:
-        try:
-            async with sandbox_factories(catalogue.suites, owner, settings, Path(folder)) as factories:
-                async for result in check_readiness(catalogue, factories, settings.max_sandboxes):
-                    if isinstance(result, GraderFinding):
-                        broken |= {(result.suite, task): error for task, error in result.errors.items()}
-                    yield result
-        except SettingsError as error:
-            yield Finding("settings", False, error.message, "docs/operating.md#settings")
+    findings: list[Finding] = []
+    try:
+        async with aclosing(look_into_sandboxes(catalogue, settings, "doctor")) as results:
+            async for result in results:
+                findings.append(result)
+                yield result
+    except SettingsError as error:
+        yield Finding("settings", False, error.message, "docs/operating.md#settings")
+    broken = broken_tasks(findings)
     missing = [
         [
             *catalogue.missing_requirements(suite, task),
-            *(broken_file(suite, error) for key, error in broken.items() if key == (suite.name, task.id)),
+            *(broken_file(suite, error) for error in broken.get((suite.name, task.id), ())),
         ]
         for _, suite, task in catalogue
     ]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 import anyio
@@ -183,7 +182,8 @@ async def _probe(
             evaluators: dict[str, str] = {}
             for some in _groups(names):
                 modules = {name: evaluator_module(suite.tasks[name]) for name in some}
-                evaluators |= await probe_evaluators(driver, suite.profile, root, modules)
+                found_problems = await probe_evaluators(driver, suite.profile, root, modules)
+                evaluators |= {name: found_problems[name] for name in some if name in found_problems}
             imports: dict[str, str] = {}
             if functions:
                 for name in functions:
@@ -194,16 +194,17 @@ async def _probe(
                 group = {name: functions[name] for name in some}
                 imports |= await _import_functions(suite, group, driver, root)
     return (
-        _errors(suite, {name: f"the evaluator: {problem}" for name, problem in evaluators.items()}),
-        _errors(
-            suite,
-            {
-                name: f"the rubric's function {functions[name]}: {problem}"
-                for name, problem in imports.items()
-                if name in functions
-            },
-            {name: address.partition(":")[0] for name, address in functions.items()},
-        ),
+        {name: _broken(suite, name, f"the evaluator: {problem}") for name, problem in evaluators.items()},
+        {
+            name: _broken(
+                suite,
+                name,
+                f"the rubric's function {functions[name]}: {problem}",
+                functions[name].partition(":")[0],
+            )
+            for name, problem in imports.items()
+            if name in functions
+        },
     )
 
 
@@ -211,15 +212,9 @@ def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
     return (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE))
 
 
-def _errors(
-    suite: Suite, problems: Mapping[str, str], files: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, SuiteError]:
-    """Errors by task; `files`: the file in the task's folder, if it is known."""
-    folders = {name: suite.path / suite.tasks[name].folder for name in problems if name in suite.tasks}
-    return {
-        name: SuiteError(f"{folder}: {problems[name]}", file=str(folder / files.get(name, "")))
-        for name, folder in folders.items()
-    }
+def _broken(suite: Suite, task: str, problem: str, file: str = "") -> SuiteError:
+    folder = suite.path / suite.tasks[task].folder
+    return SuiteError(f"{folder}: {problem}", file=str(folder / file))
 
 
 def _pack_code(suite: Suite, archive: Path) -> None:

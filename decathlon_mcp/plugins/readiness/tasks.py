@@ -6,16 +6,15 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 import anyio.to_thread
 from cyclopts import Parameter
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from decathlon_mcp.app import read_catalogue, sandbox_factories
@@ -30,7 +29,7 @@ from decathlon_mcp.cli.options import (
     run_async,
     settings_model,
 )
-from decathlon_mcp.cli.output import print_json, print_lines
+from decathlon_mcp.cli.output import print_json, print_lines, print_table
 from decathlon_mcp.cli.readiness import check_readiness
 from decathlon_mcp.cli.terminal import Terminal
 from decathlon_mcp.cli.usage import check_positive, report
@@ -106,12 +105,11 @@ def show_tasks(settings: Settings, filters: TaskFilter, *, sample: int | None, a
     tasks = list_tasks(catalogue, names, metrics=metrics_of(catalogue, names))
     if as_json:
         print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
-    elif sys.stdout.isatty():
-        _print_table(tasks)
-        for line in _suite_lines(catalogue):
-            Terminal(highlight=False).print(line, soft_wrap=True)
-    else:
-        print_lines(map(_cells, tasks))
+        return 0
+    print_table(("task", "suite", "splits", "needs", ""), map(_cells, tasks))
+    if sys.stdout.isatty():
+        runnable = sum(task["runnable"] for task in tasks)
+        _print_suites(catalogue, f"\n{len(tasks)} tasks, {runnable} can run here")
     return 0
 
 
@@ -127,9 +125,11 @@ def _suites_to_json(catalogue: Catalogue) -> list[JsonObject]:
     ]
 
 
-def _suite_lines(catalogue: Catalogue) -> Iterator[str]:
-    for suite in catalogue.suites:
-        yield f"{suite.name}: {suite.path} ({suite.version_text})"
+def _print_suites(catalogue: Catalogue, *lines: str) -> None:
+    """Print these lines, and where each suite is."""
+    console = Terminal(highlight=False)
+    for line in (*lines, *(f"{each.name}: {each.path} ({each.version_text})" for each in catalogue.suites)):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _cells(task: JsonObject) -> list[str]:
@@ -140,20 +140,6 @@ def _cells(task: JsonObject) -> list[str]:
     return [task["id"], task["suite"], ",".join(task["splits"]), ",".join(needs), status]
 
 
-def _print_table(tasks: list[JsonObject]) -> None:
-    console = Terminal()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("task", "suite", "splits", "needs", ""):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "task")
-    for task in tasks:
-        *cells, status = _cells(task)
-        mark = "[green]runs here[/]" if task["runnable"] else f"[red]cannot run here[/]: {escape(status)}"
-        table.add_row(*(escape(cell.replace(",", ", ")) for cell in cells), mark)
-    console.print(table)
-    runnable = sum(task["runnable"] for task in tasks)
-    console.print(f"\n{len(tasks)} tasks, {runnable} can run here", highlight=False)
-
-
 async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) -> int:
     """Print what each task lacks and how it can run, on stdout; return 0 only if all of them can run.
 
@@ -161,16 +147,13 @@ async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) ->
     SettingsError, BadRequestError.
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
-    problems = await _check_sandboxes(catalogue, settings)
-    graders: dict[str, list[SuiteError]] = {}
-    for result in problems:
-        if isinstance(result, GraderFinding):
-            for task, error in result.errors.items():
-                graders.setdefault(f"{result.suite}/{task}", []).append(error)
+    async with aclosing(look_into_sandboxes(catalogue, settings, "check")) as results:
+        found = [result async for result in results if result.is_problem]
+    broken = broken_tasks(found)
     # Findings about graders are among what their tasks lack.
-    problems = [result for result in problems if not isinstance(result, GraderFinding)]
+    problems = [result for result in found if not isinstance(result, GraderFinding)]
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
-    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), graders)] for name in names}
+    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), broken)] for name in names}
     ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
     notes = await anyio.to_thread.run_sync(_notes, settings, catalogue, names)
     if as_json:
@@ -188,8 +171,7 @@ async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) ->
         print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "findings": findings})
     else:
         _print_missing(missing, ways, notes, problems)
-        for line in _suite_lines(catalogue):
-            Terminal(highlight=False).print(line, soft_wrap=True)
+        _print_suites(catalogue)
     if not names:
         _say_that_none_fits(catalogue, filters)
     cannot_serve = any(result.required and not result.ok for result in problems)
@@ -205,24 +187,33 @@ def _say_that_none_fits(catalogue: Catalogue, filters: TaskFilter) -> None:
     report(f"none of the {len(catalogue)} tasks fits {' '.join(words)}")
 
 
-async def _check_sandboxes(catalogue: Catalogue, settings: Settings) -> list[Finding]:
-    """What is wrong on this machine, and the findings on rubrics and evaluators."""
-    with tempfile.TemporaryDirectory(prefix="decathlon-check-") as folder:
-        owner = f"check-{os.getpid()}"
+async def look_into_sandboxes(
+    catalogue: Catalogue, settings: Settings, command: str
+) -> AsyncGenerator[Finding]:
+    """Check this machine, and each suite in a sandbox. Raises SettingsError."""
+    with tempfile.TemporaryDirectory(prefix=f"decathlon-{command}-") as folder:
+        owner = f"{command}-{os.getpid()}"
         async with sandbox_factories(catalogue.suites, owner, settings, Path(folder)) as factories:
-            return [
-                result
-                async for result in check_readiness(catalogue, factories, settings.max_sandboxes)
-                if result.is_problem
-            ]
+            async for result in check_readiness(catalogue, factories, settings.max_sandboxes):
+                yield result
+
+
+def broken_tasks(findings: Iterable[Finding]) -> dict[tuple[str, str], list[SuiteError]]:
+    """The errors in rubrics and evaluators, by the names of the suite and the task."""
+    broken: dict[tuple[str, str], list[SuiteError]] = {}
+    for result in findings:
+        if isinstance(result, GraderFinding):
+            for task, error in result.errors.items():
+                broken.setdefault((result.suite, task), []).append(error)
+    return broken
 
 
 def _missing_requirements(
-    catalogue: Catalogue, suite: Suite, task: Task, graders: Mapping[str, list[SuiteError]]
+    catalogue: Catalogue, suite: Suite, task: Task, broken: Mapping[tuple[str, str], list[SuiteError]]
 ) -> Iterator[MissingRequirement]:
     """Yield what the task lacks, including errors that only rendering its prompt and servers reveals."""
     yield from (missing := catalogue.missing_requirements(suite, task))
-    for error in graders.get(f"{suite.name}/{task.id}", ()):
+    for error in broken.get((suite.name, task.id), ()):
         yield broken_file(suite, error, task.id)
     if missing:
         return
@@ -397,14 +388,7 @@ class WayToRun:
 
     def to_json(self) -> JsonObject:
         """The entry in the output of `tasks --check --json`."""
-        return {
-            "way": self.name,
-            "recording": self.recording,
-            "to_record": list(self.to_record),
-            "services": list(self.services),
-            "missing": list(self.missing),
-            "broken": list(self.broken),
-        }
+        return {"way": self.name, **asdict(self)}
 
 
 def way_to_run(suite: Suite, task: Task, missing: Sequence[MissingRequirement]) -> WayToRun:
@@ -447,13 +431,9 @@ def count_ways(ways: Iterable[WayToRun]) -> dict[str, int]:
     """The number of tasks for each way; tasks with a missing requirement last, together."""
     counts: dict[str, int] = {}
     for way in ways:
-        text = _without_key(way).text
+        text = replace(way, to_record=()).text
         if way.missing or way.broken:
             text = BROKEN if way.broken else CANNOT_RUN
         counts[text] = counts.get(text, 0) + 1
     order: dict[str, int] = {READY: 0, CANNOT_RUN: 2, BROKEN: 3}
     return dict(sorted(counts.items(), key=lambda item: (order.get(item[0], 1), -item[1], item[0])))
-
-
-def _without_key(way: WayToRun) -> WayToRun:
-    return WayToRun(way.recording, (), way.services)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, NamedTuple, Self, TypeAlias
 
 import anyio.from_thread
 import anyio.to_thread
@@ -49,6 +49,9 @@ MAX_VERDICTS = 10_000
 """Verdicts of one episode. A limit on the search for a free name."""
 
 
+_File: TypeAlias = BinaryIO | gzip.GzipFile
+
+
 class AttemptFiles(KeptFiles):
     """The kept files of one attempt. All methods block: run them in a worker thread."""
 
@@ -60,21 +63,15 @@ class AttemptFiles(KeptFiles):
 
         Raises LimitExceededError past the limit, AtCapacityError if the disk is nearly full, and OSError.
         """
-        allowed_bytes = limit_bytes
         if self.disk is not None:
             self.disk.refuse_if_low()
-            allowed_bytes = self.disk.limit_archive(limit_bytes)
         with (
             source.open("rb") as plain,
             self._new_file(name) as out,
             # No name and no time, so that the same archive gives the same bytes.
             gzip.GzipFile("", "wb", COMPRESSION_LEVEL, out, mtime=0) as packed,
         ):
-            while chunk := plain.read(CHUNK_BYTES):
-                packed.write(chunk)
-                if out.tell() > allowed_bytes:
-                    raise _over_limit(name, allowed_bytes, limit_bytes)
-                anyio.from_thread.check_cancelled()
+            self._copy(name, plain, packed, out, limit_bytes)
 
     def restore_archive(self, name: str, into: Path, limit_bytes: int) -> None:
         """Decompress a kept file to the new file `into`, of at most `limit_bytes`.
@@ -82,24 +79,33 @@ class AttemptFiles(KeptFiles):
         Raises LimitExceededError past the limit, AtCapacityError if the disk is nearly full, BadRequestError
         if the file is broken, and OSError.
         """
-        allowed_bytes = limit_bytes if self.disk is None else self.disk.limit_archive(limit_bytes)
-        written_bytes = 0
         try:
             with (
                 open_regular(self.folder / name) as kept,
                 gzip.GzipFile(fileobj=kept) as packed,
                 into.open("xb") as out,
             ):
-                while chunk := packed.read(CHUNK_BYTES):
-                    written_bytes += len(chunk)
-                    if written_bytes > allowed_bytes:
-                        raise _over_limit(name, allowed_bytes, limit_bytes)
-                    out.write(chunk)
-                    anyio.from_thread.check_cancelled()
+                self._copy(name, packed, out, packed, limit_bytes)
+                is_empty = not out.tell()
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadRequestError(f"the kept file {name} is broken: {error}") from None
-        if not written_bytes:
+        if is_empty:
             raise BadRequestError(f"the kept file {name} is broken: it is empty")
+
+    def _copy(self, name: str, source: _File, into: _File, counted: _File, limit_bytes: int) -> None:
+        """Copy until `counted` is longer than the limit, or than the disk allows."""
+        allowed_bytes = limit_bytes if self.disk is None else self.disk.limit_archive(limit_bytes)
+        while True:
+            chunk = source.read(CHUNK_BYTES)
+            if counted.tell() > allowed_bytes:
+                if allowed_bytes < limit_bytes:
+                    raise AtCapacityError(f"the server's disk is nearly full: there is no room for {name}")
+                message = f"{name} is over the limit of {limit_bytes} bytes"
+                raise LimitExceededError(message, limitBytes=limit_bytes)
+            if not chunk:
+                return
+            into.write(chunk)
+            anyio.from_thread.check_cancelled()
 
     def write(self, name: str, value: JsonObject) -> None:
         """Write or replace a JSON file. Raises AtCapacityError if the disk is nearly full, and OSError."""
@@ -146,12 +152,6 @@ class AttemptFiles(KeptFiles):
         raise OSError(f"{self.folder} has {MAX_VERDICTS} verdicts")
 
 
-def _over_limit(name: str, allowed_bytes: int, limit_bytes: int) -> AtCapacityError | LimitExceededError:
-    if allowed_bytes < limit_bytes:
-        return AtCapacityError(f"the server's disk is nearly full: there is no room for {name}")
-    return LimitExceededError(f"{name} is over the limit of {limit_bytes} bytes", limitBytes=limit_bytes)
-
-
 FOLDER = "folder"
 """Content id of a folder."""
 _CACHE = "__pycache__"
@@ -182,11 +182,13 @@ def overlay(
     Blocks. Raises BadRequestError for a broken archive.
     """
     after = _scan(preprocessed, PurePosixPath())
-    written = _written_by_preprocess(after, original)
+    # A file with several names counts as a whole: the archive has its content under one of them only.
+    roots = {entry.root for name, entry in after.items() if original.get(name) != entry.id}
+    written = {name: entry.kind for name, entry in after.items() if entry.root in roots}
     removed = original.keys() - after.keys()
 
     def entries() -> Iterator[Entry]:
-        yield from _unchanged(checkout, folder, {name: after[name].kind for name in written}, removed)
+        yield from _unchanged(checkout, folder, written, removed)
         for member, body in checked_entries(preprocessed):
             if member.name in written:
                 yield member, body
@@ -194,15 +196,12 @@ def overlay(
     save(archive_chunks(entries()), into)
 
 
-class _Scanned:
+class _Scanned(NamedTuple):
     """One entry: its kind, the id of its content and, of a hard link, the name of the file in the archive."""
 
-    __slots__ = ("id", "kind", "root")
-
-    def __init__(self, kind: Kind, content_id: str, root: str) -> None:
-        self.kind = kind
-        self.id = content_id
-        self.root = root
+    kind: Kind
+    id: str
+    root: str
 
 
 def _scan(archive: Path, folder: PurePosixPath) -> dict[str, _Scanned]:
@@ -214,7 +213,7 @@ def _scan(archive: Path, folder: PurePosixPath) -> dict[str, _Scanned]:
         if member.kind is Kind.HARD_LINK:
             target = found.get(_relative(member.link, folder) or "")
             if target is not None:
-                found[name] = _Scanned(member.kind, target.id, target.root)
+                found[name] = target._replace(kind=member.kind)
                 continue
         found[name] = _Scanned(member.kind, _content_id(member, body), name)
     return found
@@ -236,15 +235,6 @@ def _content_id(member: Member, body: Body) -> str:
             return digest_of(body)
         case _:
             return f"->{member.link}"
-
-
-def _written_by_preprocess(after: Mapping[str, _Scanned], original: Mapping[str, str]) -> set[str]:
-    """The entries that preprocess created or changed.
-
-    A file with several names counts as a whole: the archive has its content under one of them only.
-    """
-    roots = {entry.root for name, entry in after.items() if original.get(name) != entry.id}
-    return {name for name, entry in after.items() if entry.root in roots}
 
 
 def _unchanged(
@@ -421,15 +411,11 @@ async def _try_to_keep(episode: Episode, files: AttemptFiles, keep: Callable[[],
     try:
         await anyio.to_thread.run_sync(keep)
     except (DecathlonError, OSError) as error:
-        await _give_up(episode, files, error)
-
-
-async def _give_up(episode: Episode, files: AttemptFiles, error: DecathlonError | OSError) -> None:
-    why = error.message if isinstance(error, DecathlonError) else error.strerror
-    log.warning(
-        "the attempt could not be kept for a later grading", extra=fields(episode=episode.public_id, why=why)
-    )
-    try:
-        await anyio.to_thread.run_sync(files.remove, ATTEMPT_FILE, KEPT_WORKSPACE, KEPT_SEALED, ORIGINAL_FILE)
-    except OSError:
-        log.exception("kept files could not be removed", extra=fields(episode=episode.public_id))
+        values = fields(episode=episode.public_id, why=getattr(error, "message", None) or str(error))
+        log.warning("the attempt could not be kept for a later grading", extra=values)
+        try:
+            await anyio.to_thread.run_sync(
+                files.remove, ATTEMPT_FILE, KEPT_WORKSPACE, KEPT_SEALED, ORIGINAL_FILE
+            )
+        except OSError:
+            log.exception("kept files could not be removed", extra=fields(episode=episode.public_id))

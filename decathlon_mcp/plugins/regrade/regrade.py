@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -133,17 +133,15 @@ class Result:
         assert self.regraded is not None
         assert self.kept is not None
         before, after = self.regraded.before, self.regraded.after
-        pairs = [
-            (_outcome(before), _outcome(after)),
-            (_number(before and before.reward), _number(after.reward)),
-            None,
-            (_digest(before), _digest(after)),
-            (_revision(before), _revision(after)),
+        return [
+            self.episode,
+            self.kept.attempt.task,
+            _arrow(_outcome(before), _outcome(after)),
+            _arrow(_number(before and before.reward), _number(after.reward)),
+            ", ".join(_changed_metrics(before, after)),
+            _arrow(_digest(before), _digest(after)),
+            _arrow(_revision(before), _revision(after)),
         ]
-        columns = [
-            ", ".join(_changed_metrics(before, after)) if pair is None else _arrow(*pair) for pair in pairs
-        ]
-        return [self.episode, self.kept.attempt.task, *columns]
 
 
 async def regrade_selected(settings: Settings, selection: Selection, write: bool, as_json: bool) -> int:
@@ -244,25 +242,24 @@ async def _regrade_all(settings: Settings, folders: list[Path], write: bool, out
 
 
 async def _regrade_one(regrader: Regrader, folder: Path, write: bool) -> Result:
-    kept: KeptAttempt | None = None
+    result = Result(episode=public_id(folder.name))
     try:
-        kept = await anyio.to_thread.run_sync(read_kept, folder)
+        result = replace(result, kept=(kept := await anyio.to_thread.run_sync(read_kept, folder)))
         regraded = await regrader.regrade(folder, kept)
         file = None
         if write and regraded.after.status in REWARDED:
             verdict = regraded.after.to_json()
             file = await anyio.to_thread.run_sync(AttemptFiles(folder).add_verdict, verdict)
-        return Result(episode=public_id(folder.name), kept=kept, regraded=regraded, file=file)
+        return replace(result, regraded=regraded, file=file)
     except DecathlonError as error:
-        return Result(episode=public_id(folder.name), kept=kept, error=error)
+        fault = error
     except OSError as error:
-        why = f"{error.filename or folder}: {error.strerror}"
-        return Result(episode=public_id(folder.name), kept=kept, error=BadRequestError(why))
+        fault = BadRequestError(f"{error.filename or folder}: {error.strerror}")
     except Exception as error:
         # The others go on.
-        log.exception("regrading failed", extra=fields(episode=public_id(folder.name)))
+        log.exception("regrading failed", extra=fields(episode=result.episode))
         fault = DecathlonError(f"a fault of this program: {type(error).__name__}")
-        return Result(episode=public_id(folder.name), kept=kept, error=fault)
+    return replace(result, error=fault)
 
 
 async def _cancel_at_sigterm(scope: anyio.CancelScope) -> None:

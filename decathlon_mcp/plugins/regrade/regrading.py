@@ -7,7 +7,6 @@ kept files are trusted as the rest of the state folder is.
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -39,17 +38,13 @@ from decathlon_mcp.plugins.regrade.kept_attempts import (
     overlay,
 )
 from decathlon_mcp.sandboxes.base import Isolation, Sandbox
-from decathlon_mcp.storage.disk import open_regular
-from decathlon_mcp.storage.kept_files import VERDICT_FILE
+from decathlon_mcp.storage.kept_files import RESERVED_FILE, VERDICT_FILE
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import Network, as_object, public_id, read_object
+from decathlon_mcp.types import Network, as_object, public_id
 from decathlon_mcp.validation import quoted
-
-LAST_LINE_BYTES = 1 << 16
-"""More than the line `end` can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +62,7 @@ def is_open(folder: Path) -> bool:
     """
     if (row := _row(folder)) is not None:
         return row.verdict is None and row.phase != ENDED
-    if AttemptFiles(folder).has(VERDICT_FILE):
-        return False
-    try:
-        return not _has_ended(folder)
-    except FileNotFoundError:
-        return False
+    return (folder / RESERVED_FILE).exists()
 
 
 def read_kept(folder: Path) -> KeptAttempt:
@@ -86,20 +76,10 @@ def read_kept(folder: Path) -> KeptAttempt:
             "nothing of it was kept: its server did not run with `--keep workspace`, its attempt was not "
             "graded, or the disk was nearly full"
         )
-    kept_attempt = KeptAttempt.parse(files.read(ATTEMPT_FILE))
-    if kept_attempt.attempt.episode != public_id(folder.name):
-        raise BadRequestError(
-            f"{ATTEMPT_FILE} is that of another episode, {quoted(kept_attempt.attempt.episode)}"
-        )
-    return kept_attempt
-
-
-def _has_ended(folder: Path) -> bool:
-    """Whether the last line of an episode's trajectory says that it is over. Raises OSError."""
-    with open_regular(folder / TRAJECTORY_FILE) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
-        *_, last = file.read(LAST_LINE_BYTES).splitlines() or [b""]
-    return (read_object(last) or {}).get("event") == "end"
+    kept = KeptAttempt.parse(files.read(ATTEMPT_FILE))
+    if kept.attempt.episode != public_id(folder.name):
+        raise BadRequestError(f"{ATTEMPT_FILE} is that of another episode, {quoted(kept.attempt.episode)}")
+    return kept
 
 
 class Regrader:
