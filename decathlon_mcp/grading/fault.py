@@ -158,9 +158,9 @@ class FaultFinder:
 
     async def _decide(self, error: Exception, sandbox: Sandbox, began: float) -> Fault:
         if isinstance(error, SandboxLostError) and not error.data.get("cause"):
-            # The stream to the driver tells it to what uses the driver; what copies files only finds nothing.
-            if (cause := await sandbox.cause_of_end()) is not None:
-                error.data, error.message = {**error.data, "cause": cause}, f"{error.message} ({cause})"
+            # Who waits for the driver gets it from the stream's end; who copies files finds nothing, only.
+            error.data["cause"] = cause = await sandbox.cause_of_end()
+            error.message += f" ({cause})" if cause else ""
         if (fault := fault_by_evidence(error)) is not None:
             return fault
         since = max(began, anyio.current_time() - MEANWHILE_SECONDS)
