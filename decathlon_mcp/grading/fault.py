@@ -157,10 +157,8 @@ class FaultFinder:
             raise
 
     async def _decide(self, error: Exception, sandbox: Sandbox, began: float) -> Fault:
-        if isinstance(error, SandboxLostError) and not error.data.get("cause"):
-            # Who waits for the driver gets it from the stream's end; who copies files finds nothing, only.
-            error.data["cause"] = cause = await sandbox.cause_of_end()
-            error.message += f" ({cause})" if cause else ""
+        if isinstance(error, SandboxLostError):
+            await _add_cause(error, sandbox)
         if (fault := fault_by_evidence(error)) is not None:
             return fault
         since = max(began, anyio.current_time() - MEANWHILE_SECONDS)
@@ -173,6 +171,13 @@ class FaultFinder:
         if (resource := await over_share(sandbox, self.health.sandboxes)) is not None:
             return Fault(True, f"a control sandbox failed too, and this one is over its share of {resource}")
         return Fault(False, "a control sandbox failed too, and this one is not over its share")
+
+
+async def _add_cause(error: SandboxLostError, sandbox: Sandbox) -> None:
+    """Add why the first process ended, which the copying of files finds gone without a reason."""
+    if not error.data.get("cause") and (cause := await sandbox.cause_of_end()) is not None:
+        error.data["cause"] = cause
+        error.message += f" ({cause})"
 
 
 def fault_by_evidence(error: Exception) -> Fault | None:
