@@ -18,10 +18,15 @@ import anyio
 
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.host.processes import ProcessId
-from decathlon_mcp.sandboxes.streams import LogTail, PipeStream
+from decathlon_mcp.sandboxes.streams import CHUNK_BYTES, LogTail, PipeStream
 
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 """Also the names of the pipes in the folder of a sandbox that survives."""
+MAX_LOG_BYTES = 1 << 20
+"""Most that is read of stderr at once: the largest pipe. A process that writes without end would otherwise
+keep the event loop busy."""
+LOG_SECONDS = 0.05
+"""Time for which nothing is read of stderr once something was written to it."""
 _WITH_SIGNALS = """
 import os, signal, sys
 for number in signal.valid_signals():
@@ -160,15 +165,16 @@ class FirstProcess:
         """Read stderr until no process holds it any more."""
         while self.read_log():
             await anyio.wait_readable(self.stderr)
+            await anyio.sleep(LOG_SECONDS)
 
     def read_log(self) -> bool:
-        """Read what has been written to stderr by now; whether more may come."""
-        try:
-            while data := os.read(self.stderr, 65536):
+        """Read what has been written to stderr by now, up to a limit; whether more may come."""
+        with suppress(BlockingIOError):
+            for _ in range(MAX_LOG_BYTES // CHUNK_BYTES):
+                if not (data := os.read(self.stderr, CHUNK_BYTES)):
+                    return False
                 self.log_tail.add(data)
-        except BlockingIOError:
-            return True
-        return False
+        return True
 
     def reap(self) -> None:
         """Release the pid and the descriptors, once the whole tree has been killed."""
