@@ -14,6 +14,11 @@ ERROR_KEY = "decathlon/error"
 """Key in the `_meta` of a result that the server made from an error of its own."""
 
 
+RETRY_SECONDS, MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 10.0, 0.1, 86_400.0
+"""When a full server is asked again that does not say when, and the shortest and the longest pause that it
+may ask for."""
+
+
 class ClientError(Exception):
     """Base of all errors of this package.
 
@@ -116,8 +121,11 @@ class AtCapacityError(ClientError):
 
     @property
     def retry_after_seconds(self) -> float:
-        """When to try again."""
-        return float(self.data.get("retryAfterSeconds", 10.0))
+        """When to try again. What is no time for a pause is not taken from a server."""
+        seconds: object = self.data.get("retryAfterSeconds")
+        if isinstance(seconds, (int, float)) and MIN_RETRY_SECONDS <= seconds <= MAX_RETRY_SECONDS:
+            return float(seconds)
+        return RETRY_SECONDS
 
 
 class SetUpError(ClientError):

@@ -182,7 +182,8 @@ def error_from_response(response: ErrorResponse) -> ClientError:
         return RequestError(message, code="bad_request")
     data: object = response.error.get("data")
     if response.error and data is not None:
-        return error_from_json_rpc(int(response.error.get("code", 0)), message, data)
+        number: object = response.error.get("code")
+        return error_from_json_rpc(number if isinstance(number, int) else 0, message, data)
     if response.status == 404 and response.error:
         return SessionLostError(message)
     if response.status in UNAVAILABLE and not response.error:

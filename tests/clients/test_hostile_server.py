@@ -1,4 +1,4 @@
-"""What a server cannot do to its clients: fill their memory."""
+"""What a server cannot do to its clients: fill their memory, or keep them busy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import gzip
 from itertools import count
 
 import pytest
-from decathlon_client import ClientError, Decathlon, sdk
+from decathlon_client import AtCapacityError, ClientError, Decathlon, sdk
+from decathlon_client.errors import RETRY_SECONDS
+from decathlon_client.session import error_from_response
 
 pytestmark = pytest.mark.anyio
 
@@ -74,3 +76,12 @@ async def test_a_long_stream_of_events_goes_on(monkeypatch: pytest.MonkeyPatch) 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, sdk.http_client({}) as client:
         port = server.sockets[0].getsockname()[1]
         assert (await client.get(f"http://127.0.0.1:{port}/")).content == EVENT * 2000
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "1e-300", "NaN", "Infinity", "1" + "0" * 400, '"1"', "[1]"])
+def test_a_full_server_is_asked_again_after_a_pause(seconds: str) -> None:
+    data = f'{{"code": "at_capacity", "retryAfterSeconds": {seconds}}}'
+    body = f'{{"error": {{"code": "full", "message": "full", "data": {data}}}}}'
+    error = error_from_response(sdk.ErrorResponse(503, body.encode()))
+    assert isinstance(error, AtCapacityError)
+    assert error.retry_after_seconds == RETRY_SECONDS

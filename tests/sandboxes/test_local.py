@@ -156,6 +156,19 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
     gc.collect()  # within the filter of this test
 
 
+async def test_log_without_end_is_read_slowly(local: Bench) -> None:
+    """Otherwise a driver in the agent's hands takes all of the event loop's time."""
+    script = """
+import os, time
+end, written = time.monotonic() + 1, 0
+while time.monotonic() < end:
+    written += os.write(2, bytes(1 << 16))
+print(written >> 20, flush=True)
+"""
+    async with local.provider.open(local.python_spec(script)) as sandbox:
+        assert int(await receive_all(sandbox)) <= 32  # MiB; it was some hundred
+
+
 async def test_process_whose_main_thread_has_exited_is_killed(local: Bench) -> None:
     """Its state is that of a zombie, and the environment of its main thread is gone."""
     script = """

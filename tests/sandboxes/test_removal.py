@@ -199,7 +199,7 @@ STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
         (ProcessSignaller, "kill"),
         (Footprint, "_release"),
     ),
-    "namespaces": ((NamespaceSandbox, "_kill_first_process"), (NamespaceSandbox, "_release")),
+    "namespaces": ((NamespaceSandbox, "_release"),),
     "docker": (
         (Container, "close_socket"),
         (Container, "remove"),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.driver.client import connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, connect
 from decathlon_mcp.plugins.conformance.processes import SIGNALS_SCRIPT
+from decathlon_mcp.plugins.conformance.target import receive_all
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -22,11 +23,8 @@ ISOLATED = [
 ]
 """Those for whose image an engine is needed are marked."""
 PYTHON = ("python3", "-I", "-S", "-c")
-ENDED_BY_ITS_OWN_SIGNAL = """
-import os, signal, sys, time
-os.kill(os.getpid(), int(sys.argv[1]))
-time.sleep(5)
-"""
+STATUS = ("grep", "Sig[BI]", "/proc/self/status")
+NOTHING_IGNORED = ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
 
 
 @pytest.mark.parametrize("bench", ISOLATED, indirect=True)
@@ -37,17 +35,23 @@ async def test_programs_of_the_driver_take_signals_as_usual(bench: Bench) -> Non
         assert json.loads(result.stdout) == {}
 
 
-@pytest.mark.parametrize("bench", ["namespaces"], indirect=True)
-async def test_sandbox_does_not_inherit_what_its_server_ignores_or_blocks(bench: Bench) -> None:
+@pytest.mark.parametrize("bench", ["plain", "namespaces"], indirect=True)
+async def test_first_process_does_not_inherit_what_its_server_ignores_or_blocks(bench: Bench) -> None:
     """As with `nohup decathlon-mcp serve &` in a script."""
     ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR2)
     with ignoring(ignored, blocked=[signal.SIGUSR1]):
-        async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
-            for number in (*ignored, signal.SIGUSR1):
-                command = [*PYTHON, ENDED_BY_ITS_OWN_SIGNAL, str(int(number))]
-                result = await driver.run(command, cwd=str(sandbox.root), timeout_seconds=60)
-                # Python makes SIGINT an exception, and then ends itself by it.
-                assert result.signal == number, (number, result)
+        async with bench.provider.open(bench.spec(*STATUS)) as sandbox:
+            found = (await receive_all(sandbox)).decode().split()
+    assert found == NOTHING_IGNORED
+
+
+@pytest.mark.parametrize("bench", ["namespaces"], indirect=True)
+async def test_programs_of_the_driver_do_not_inherit_what_an_engine_ignores(bench: Bench) -> None:
+    """An engine that was started so passes it on to its containers."""
+    spec = bench.spec("sh", "-c", 'trap "" HUP INT QUIT USR2; exec "$@"', "sh", *BOOT_COMMAND)
+    async with bench.provider.open(spec) as sandbox, connect(sandbox) as driver:
+        result = await driver.run(STATUS, cwd=str(sandbox.root), timeout_seconds=60)
+    assert result.stdout.split() == NOTHING_IGNORED
 
 
 @pytest.mark.parametrize("bench", ["namespaces"], indirect=True)

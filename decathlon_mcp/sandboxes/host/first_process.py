@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,10 +18,26 @@ import anyio
 
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.host.processes import ProcessId
-from decathlon_mcp.sandboxes.streams import LogTail, PipeStream
+from decathlon_mcp.sandboxes.streams import CHUNK_BYTES, LogTail, PipeStream
 
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")
 """Also the names of the pipes in the folder of a sandbox that survives."""
+MAX_LOG_BYTES = 1 << 20
+"""Most that is read of stderr at once: the largest pipe. A process that writes without end would otherwise
+keep the event loop busy."""
+LOG_SECONDS = 0.05
+"""Time for which nothing is read of stderr once something was written to it."""
+_WITH_SIGNALS = """
+import os, signal, sys
+for number in signal.valid_signals():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Executes a command that ignores and blocks no signal, which is inherited otherwise."""
+_OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+"""Ignored by every Python, and restored by `subprocess`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +100,7 @@ class FirstProcess:
                 on_error.callback(os.close, pipe[0])
                 children.callback(os.close, pipe[1])
             popen = subprocess.Popen(
-                launch.command,
+                (*_signals_launcher(), *launch.command),
                 stdin=inherited[0],
                 stdout=inherited[1],
                 stderr=inherited[2],
@@ -147,15 +165,16 @@ class FirstProcess:
         """Read stderr until no process holds it any more."""
         while self.read_log():
             await anyio.wait_readable(self.stderr)
+            await anyio.sleep(LOG_SECONDS)
 
     def read_log(self) -> bool:
-        """Read what has been written to stderr by now; whether more may come."""
-        try:
-            while data := os.read(self.stderr, 65536):
+        """Read what has been written to stderr by now, up to a limit; whether more may come."""
+        with suppress(BlockingIOError):
+            for _ in range(MAX_LOG_BYTES // CHUNK_BYTES):
+                if not (data := os.read(self.stderr, CHUNK_BYTES)):
+                    return False
                 self.log_tail.add(data)
-        except BlockingIOError:
-            return True
-        return False
+        return True
 
     def reap(self) -> None:
         """Release the pid and the descriptors, once the whole tree has been killed."""
@@ -166,6 +185,18 @@ class FirstProcess:
                 with suppress(subprocess.TimeoutExpired):
                     self._popen.wait(timeout=1)
             self.read_log()
+
+
+def _signals_launcher() -> tuple[str, ...]:
+    """A command line that executes the rest of it without what this server ignores or blocks, if anything.
+
+    A server that `nohup`, or a shell without job control, has started ignores some signals.
+    """
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
+    if ignored <= _OF_PYTHON and not signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return ()
+    # Not `preexec_fn`, which is not safe with threads; no program that every machine has does this.
+    return (sys.executable, "-I", "-S", "-c", _WITH_SIGNALS)
 
 
 def _pipe(name: str) -> tuple[int, int]:

@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import resource
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property
@@ -54,7 +53,7 @@ from decathlon_mcp.sandboxes.host.command import Machine, as_user, bubblewrap_co
 from decathlon_mcp.sandboxes.host.first_process import Launch
 from decathlon_mcp.sandboxes.host.mounts import RootFiles, view_launcher, writable_folders
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, OwnNetwork
-from decathlon_mcp.sandboxes.host.processes import SIGNAL_SECONDS, ProcessId, ProcessSignaller
+from decathlon_mcp.sandboxes.host.processes import ProcessId, ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import (
     GROUPS_FILE,
     HELPER_FILE,
@@ -292,6 +291,11 @@ class NamespaceSandbox(HostSandbox):
         return "exit-code" in self._status()
 
     @property
+    def root_process(self) -> ProcessId | None:
+        # If the opening was cancelled, the first process is not noted yet.
+        return self.leader or self._started_leader or super().root_process
+
+    @property
     def _started_leader(self) -> ProcessId | None:
         """The first process, by what bubblewrap has written; None if it has not, or if that has ended."""
         pid, process = self._status().get("child-pid"), self.process
@@ -324,30 +328,6 @@ class NamespaceSandbox(HostSandbox):
         if code in (None, _KILLED_EXIT_CODE) and self.group.was_out_of_memory:
             return OUT_OF_MEMORY
         return super()._cause_of_end(code)
-
-    async def _kill_processes(self) -> bool:
-        process = self.process
-        if process is not None and self._kill_first_process(process.id):
-            with anyio.move_on_after(SIGNAL_SECONDS):
-                await process.ended.wait()
-                return True
-        return await super()._kill_processes()
-
-    def _kill_first_process(self, monitor: ProcessId | None) -> bool:
-        """Kill the first process, with which the kernel kills all others; whether that was possible.
-
-        `monitor`: bubblewrap's process outside, if this server has started it.
-        """
-        # If the opening was cancelled, it is not noted yet.
-        leader = self.leader or self._started_leader
-        if leader is None or monitor in (None, leader):
-            return False
-        with suppress(OSError):
-            leader.send(signal.SIGKILL)
-        with suppress(OSError):
-            # Not reaped yet, so that its number is its own. It may have been stopped with the others.
-            os.kill(monitor.pid, signal.SIGCONT)
-        return True
 
     def _release(self) -> bool:
         if self._set_up is not None:

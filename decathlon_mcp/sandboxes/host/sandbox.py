@@ -99,11 +99,8 @@ class Footprint:
         """Kill all processes, unless that was tried before; whether they are gone."""
         if self._killed is None:
             with CancelScope(shield=True):
-                self._killed = await self._kill_processes()
+                self._killed = await self._signaller.kill(self.root_process)
         return bool(self._killed)
-
-    async def _kill_processes(self) -> bool:
-        return await self._signaller.kill(self.root_process)
 
     def delete(self) -> bool:
         """Reap the first process, release the rest and delete the folder, after the processes were killed.
