@@ -46,18 +46,6 @@ class Reader(Protocol):
         ...
 
 
-class Turns:
-    """Lets one connection of a sandbox go on for each round of the event loop, whatever others it has."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def wait(self) -> None:
-        """Wait until it is this connection's turn."""
-        async with self._lock:
-            await asyncio.sleep(0)
-
-
 @dataclass(slots=True)
 class Sandbox:
     """The connections of one sandbox. `request_seconds`: how long one may take to send a request, or none."""
@@ -65,9 +53,14 @@ class Sandbox:
     session: Session
     request_seconds: float
     clients: set[Client] = field(default_factory=set["Client"])
-    turns: Turns = field(default_factory=Turns)
     resolving: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_RESOLVING))
+    _turns: asyncio.Lock = field(default_factory=asyncio.Lock)
     _answers: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def turn(self) -> None:
+        """Wait until it is a connection's turn: one goes on for each round of the event loop."""
+        async with self._turns:
+            await asyncio.sleep(0)
 
     @asynccontextmanager
     async def room(self) -> AsyncGenerator[None]:
@@ -187,7 +180,7 @@ class SandboxReader:
             except TimeoutError:
                 if self.client.is_late():
                     return b""
-        await self.client.sandbox.turns.wait()
+        await self.client.sandbox.turn()
         return data if self.client.received(len(data)) else b""
 
 
@@ -200,5 +193,5 @@ class SiteReader:
 
     async def read(self, size: int, /) -> bytes:
         data = await self.reader.read(size)
-        await self.client.sandbox.turns.wait()
+        await self.client.sandbox.turn()
         return data if self.client.received_from_site(len(data)) else b""
