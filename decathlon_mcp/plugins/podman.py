@@ -5,7 +5,6 @@ Checked with Podman 4.3 as root. It differs from Docker, and so this from `Docke
 - stdin of a container ends when its attached stream does, whatever `StdinOnce` says: no sandbox survives its
   server.
 - The filters of events know Podman's own names ("died"), and no label without a value.
-- Archives name their members "a/b" and not "./a/b", and have no member for the folder itself.
 - A file is packed where a folder was asked for.
 - `/version` asks the machine's package manager and can take seconds, so it is not used.
 - A network cannot keep its containers apart (`enable_icc`), so that each gets a network stack of its own.
@@ -15,20 +14,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import anyio.to_thread
-from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, Field
 
-from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
-from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save
+from decathlon_mcp.archives.writing import empty_archive, save
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.docker.checks import check_disk
-from decathlon_mcp.plugins.docker.engine import Api, Engine, is_no_folder
+from decathlon_mcp.plugins.docker.engine import FOLDER_BIT, Api, Engine, followed
 from decathlon_mcp.plugins.docker.provider import DockerProvider, EngineInventory, engine_inventory
 from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.base import Finding, finding
@@ -48,34 +45,12 @@ class PodmanSandbox(DockerSandbox):
     """See `base.Sandbox`."""
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        received = archive.with_name(f"{archive.name}.podman")
-
         # Podman packs a file, FIFO, socket or device for `FOLDER/.` too.
-        if await self.request(lambda api: is_no_folder(api, self.container_id, str(folder))):
+        _, mode = await self.request(lambda api: followed(api, self.container_id, str(folder)))
+        if mode is not None and not mode & FOLDER_BIT:
             await anyio.to_thread.run_sync(lambda: save(empty_archive(), archive))
-            return
-        await super().get(folder, received, limit_bytes)
-        try:
-            await anyio.to_thread.run_sync(_rename_members, received, archive, limit_bytes)
-        finally:
-            received.unlink(missing_ok=True)
-
-
-def _rename_members(received: Path, archive: Path, limit_bytes: int) -> None:
-    """Write the archive again, with names that start with "./" and a member for the folder itself."""
-
-    def entries(reader: ArchiveReader) -> Iterator[Entry]:
-        first = True
-        for member in reader:
-            if first and member.name.strip("/") != ".":
-                yield Member(name="./", kind=Kind.FOLDER, mode=0o755), ()
-            first = False
-            link = f"./{member.link}" if member.kind is Kind.HARD_LINK else member.link
-            name = member.name if member.name.startswith(".") else f"./{member.name}"
-            yield replace(member, name=name, link=link), reader.body()
-
-    with received.open("rb") as file:
-        save(archive_chunks(entries(ArchiveReader.of_file(file))), archive, limit_bytes)
+        else:
+            await super().get(folder, archive, limit_bytes)
 
 
 class PodmanProvider(DockerProvider):

@@ -14,7 +14,6 @@ from decathlon_mcp.episodes.extensions import create_web
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.web.exchanges import Configuration, Counts, SessionSpec
 from decathlon_mcp.plugins.web.proxy import (
-    ProxyOptions,
     WebProxy,
     find_program,
     running_proxy,
@@ -28,9 +27,8 @@ PROGRAM = Path(__file__).with_name("fake_mitmdump.py")
 
 @asynccontextmanager
 async def proxy(state: Path) -> AsyncGenerator[WebProxy]:
-    options = ProxyOptions(program=PROGRAM, state=state, configuration=Configuration({}, 1 << 20, 1 << 20))
     with anyio.fail_after(60):
-        async with running_proxy(options) as running:
+        async with running_proxy(PROGRAM, state, Configuration({}, 1 << 20, 1 << 20)) as running:
             yield running
 
 

@@ -25,13 +25,14 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.plugins.docker.container import Container
 from decathlon_mcp.plugins.docker.engine import (
+    FOLDER_BIT,
     RESTART_SECONDS,
     Api,
     Engine,
     check_readable,
     engine_message,
+    followed,
     get_archive,
-    is_folder,
     log_refusal,
     put_archive,
     raise_api_error,
@@ -347,7 +348,7 @@ def _create_folders(api: Api, container: str, folder: PurePosixPath, user: int, 
     """Create a folder and its parents where they are missing."""
     names: list[str] = []
     existing = folder
-    while existing.name and not is_folder(api, container, str(existing)):
+    while existing.name and not (followed(api, container, str(existing))[1] or 0) & FOLDER_BIT:
         names.insert(0, existing.name)
         existing = existing.parent
     if names:

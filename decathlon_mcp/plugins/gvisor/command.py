@@ -219,7 +219,7 @@ class Program:
         assert popen.stdout is not None
         assert popen.stderr is not None
         self._popen = popen
-        self._stdin, self._stdout, self._stderr = popen.stdin, popen.stdout, popen.stderr
+        self._stdin, self.stdout, self._stderr = popen.stdin, popen.stdout, popen.stderr
         self.reason = ""
 
     def send(self, chunks: Iterable[bytes]) -> None:
@@ -230,7 +230,7 @@ class Program:
 
     def received(self) -> Iterator[bytes]:
         """What it writes to stdout."""
-        while chunk := self._stdout.read(_CHUNK_BYTES):
+        while chunk := self.stdout.read(_CHUNK_BYTES):
             yield chunk
 
     def finish(self) -> int:
@@ -240,14 +240,13 @@ class Program:
         self.reason = self._stderr.read(ERROR_BYTES).decode("utf-8", "replace").strip()
         return self._popen.wait()
 
-
-def close_program(popen: subprocess.Popen[bytes]) -> None:
-    """Close the streams of a program that ends by itself, and wait for its end."""
-    for stream in (popen.stdin, popen.stdout, popen.stderr):
-        assert stream is not None
-        with suppress(BrokenPipeError):
-            stream.close()
-    popen.wait()
+    def close(self) -> None:
+        """End it: what runs inside ends with its streams."""
+        self._popen.kill()
+        for stream in (self._stdin, self.stdout, self._stderr):
+            with suppress(BrokenPipeError):
+                stream.close()
+        self._popen.wait()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +78,6 @@ _PROCESS_ERRORS = (
 """What the end of a process that starts, or output that is not the addon's, causes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyOptions:
-    """`program`: path of `mitmdump`. `authorities`: PEM file of the authorities for sites' certificates, by
-    default mitmproxy's own list.
-    """
-
-    program: Path
-    state: Path
-    configuration: Configuration
-    authorities: Path | None = None
-
-
 def find_program(setting: Path | None) -> Path:
     """Path of `mitmdump`: as set, else in the environment next to the server's, else on the PATH.
 
@@ -136,10 +124,15 @@ def check_program(settings: Settings) -> Iterator[Finding]:
 
 
 class WebProxy:
-    """The proxy while `running_proxy` is entered. `authority`: PEM certificate that sandboxes must trust."""
+    """The proxy, see `running_proxy`. `authority`: PEM certificate that sandboxes must trust."""
 
-    def __init__(self, options: ProxyOptions) -> None:
-        self._options = options
+    def __init__(
+        self, program: Path, state: Path, configuration: Configuration, authorities: Path | None
+    ) -> None:
+        self._program = program
+        self._state = state
+        self._configuration = configuration
+        self._authorities = authorities
         self._ready: Ready | None = None
         self._sessions: dict[str, SessionSpec] = {}
         self._stderr = ""
@@ -188,14 +181,15 @@ class WebProxy:
                     # Nothing follows an answer before the sandbox has sent something.
                     output = BufferedByteReceiveStream(stream)
                     answer = json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES))
-                    if "error" in answer:
-                        raise OSError(f"the web proxy: {answer['error']}")
                 except BaseException:
                     await aclose_forcefully(stream)
                     raise
-                return stream, answer
         except (ValueError, anyio.BrokenResourceError, anyio.IncompleteRead) as error:
             raise OSError(f"the web proxy does not answer: {type(error).__name__}") from None
+        if "error" in answer:
+            await aclose_forcefully(stream)
+            raise OSError(f"the web proxy: {answer['error']}")
+        return stream, answer
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """Run the process, again after each time that it dies; it has started when it listens.
@@ -216,7 +210,7 @@ class WebProxy:
             except _PROCESS_ERRORS as error:
                 if not started:
                     output = self._stderr.strip()[-OUTPUT_TAIL:] or str(error) or type(error).__name__
-                    raise SettingsError(f"{self._options.program} did not start: {output}") from None
+                    raise SettingsError(f"{self._program} did not start: {output}") from None
             log.error(
                 "the web proxy has ended and is started again", extra=fields(stderr=self._stderr[-200:])
             )
@@ -229,11 +223,10 @@ class WebProxy:
     @asynccontextmanager
     async def _running(self) -> AsyncGenerator[Process]:
         """Start the process and wait until it listens. It is gone on exit."""
-        options = self._options
-        folder = await anyio.to_thread.run_sync(_authority_folder, options.state)
+        folder = await anyio.to_thread.run_sync(_authority_folder, self._state)
         self._stderr = ""
         scratch = await anyio.to_thread.run_sync(_copy_addon)
-        command = _command(options, folder, Path(scratch.name, _ADDON.name))
+        command = self._command(folder, Path(scratch.name, _ADDON.name))
         process = await anyio.open_process(command, env=_environment(), start_new_session=True)
         assert process.stdin is not None, "it has pipes"
         assert process.stdout is not None, "it has pipes"
@@ -245,7 +238,7 @@ class WebProxy:
                 try:
                     with anyio.fail_after(START_SECONDS):
                         with suppress(anyio.BrokenResourceError):
-                            await process.stdin.send(_line(asdict(options.configuration)))
+                            await process.stdin.send(_line(asdict(self._configuration)))
                         self._ready = Ready(**json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES)))
                 except _PROCESS_ERRORS:
                     with anyio.move_on_after(STOP_SECONDS):
@@ -258,6 +251,37 @@ class WebProxy:
                 await _end(process)
                 await anyio.to_thread.run_sync(scratch.cleanup)
 
+    def _command(self, authority: Path, addon: Path) -> list[str]:
+        settings = {
+            "confdir": str(authority),
+            # A site is asked only after the recording.
+            "connection_strategy": "lazy",
+            "upstream_cert": "false",
+            "rawtcp": "false",
+            "keep_host_header": "true",
+            "onboarding": "false",
+            # `connections.py` counts what a connection carries, one request after the other.
+            "http2": "false",
+            "http3": "false",
+            "websocket": "false",
+        }
+        if self._authorities is not None:
+            settings["ssl_verify_upstream_trusted_ca"] = str(self._authorities.expanduser().absolute())
+        # Three addresses: two servers cannot both listen on port 0 of one. The hosts are placeholders.
+        modes = (
+            "regular@127.0.0.1:0",
+            "reverse:http://web.invalid:80@127.0.0.2:0",
+            "reverse:https://web.invalid:443@127.0.0.3:0",
+        )
+        return [
+            str(self._program),
+            "--quiet",
+            *(part for mode in modes for part in ("--mode", mode)),
+            *(part for name, value in settings.items() for part in ("--set", f"{name}={value}")),
+            "--scripts",
+            str(addon),
+        ]
+
     async def _keep_stderr(self, process: Process, ended: anyio.Event) -> None:
         assert process.stderr is not None, "it has pipes"
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -267,9 +291,15 @@ class WebProxy:
 
 
 @asynccontextmanager
-async def running_proxy(options: ProxyOptions) -> AsyncGenerator[WebProxy]:
-    """Run the proxy until the body ends. Raises SettingsError if it does not start."""
-    proxy = WebProxy(options)
+async def running_proxy(
+    program: Path, state: Path, configuration: Configuration, authorities: Path | None = None
+) -> AsyncGenerator[WebProxy]:
+    """Run the proxy until the body ends. Raises SettingsError if it does not start.
+
+    `program`: path of `mitmdump`. `authorities`: PEM file of the authorities for sites' certificates, by
+    default mitmproxy's own list.
+    """
+    proxy = WebProxy(program, state, configuration, authorities)
     async with background_tasks() as tasks:
         await tasks.start(proxy.run)
         yield proxy
@@ -289,38 +319,6 @@ def _copy_addon() -> tempfile.TemporaryDirectory[str]:
     scratch = tempfile.TemporaryDirectory(prefix="decathlon-web-")
     shutil.copy(_ADDON, scratch.name)
     return scratch
-
-
-def _command(options: ProxyOptions, authority: Path, addon: Path) -> list[str]:
-    settings = {
-        "confdir": str(authority),
-        # A site is asked only after the recording.
-        "connection_strategy": "lazy",
-        "upstream_cert": "false",
-        "rawtcp": "false",
-        "keep_host_header": "true",
-        "onboarding": "false",
-        # `connections.py` counts what a connection carries, one request after the other.
-        "http2": "false",
-        "http3": "false",
-        "websocket": "false",
-    }
-    if options.authorities is not None:
-        settings["ssl_verify_upstream_trusted_ca"] = str(options.authorities.expanduser().absolute())
-    # Three addresses, because two servers cannot both listen on port 0 of one. The hosts are placeholders.
-    modes = (
-        "regular@127.0.0.1:0",
-        "reverse:http://web.invalid:80@127.0.0.2:0",
-        "reverse:https://web.invalid:443@127.0.0.3:0",
-    )
-    return [
-        str(options.program),
-        "--quiet",
-        *(part for mode in modes for part in ("--mode", mode)),
-        *(part for name, value in settings.items() for part in ("--set", f"{name}={value}")),
-        "--scripts",
-        str(addon),
-    ]
 
 
 def _environment() -> dict[str, str]:
