@@ -7,8 +7,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -30,6 +30,7 @@ from decathlon_mcp.plugins.docker.engine import (
     raise_api_error,
     regular_file,
 )
+from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.host.image_folder import (
     CONFIG_FILE,
     CONFIG_VERSION,
@@ -136,21 +137,35 @@ def install_hint(name: str) -> str:
     return f"get it with: {command}"
 
 
-def user_ids(api: Api, container: str, image: Image) -> tuple[int, int]:
-    """The numeric user and group of a container's first process.
+def user_ids(api: Api, owner: str, image: Image) -> tuple[int, int]:
+    """The numeric user and group of the first process of an image's containers.
 
-    Raises ImageError if the image's tables of users are no regular files.
+    Raises ImageError if the image's tables of users are no regular files, APIError.
     """
-    # Once per image, since each look into a container takes the engine some 20 ms.
+    # Once per image, since each look into a container takes the engine some 20 ms. Never from a container
+    # that has run, whose processes may have changed the tables.
     ids = _ids_by_digest.get(image.digest)
     if ids is None:
-        ids = _ids_by_digest[image.digest] = _find_ids(api, container, image)
+        with unstarted_container(api, image, {OWNER_LABEL: owner, SANDBOX_LABEL: "users"}) as container:
+            ids = _ids_by_digest[image.digest] = _find_ids(api, container, image)
     return ids
 
 
+@contextmanager
+def unstarted_container(api: Api, image: Image, labels: Mapping[str, str]) -> Generator[str]:
+    """Id of a container of an image that is never started: the engine shows the files of containers only."""
+    # A command is required, and there may be none in the image.
+    config = {"Image": image.digest, "Cmd": ["none"], "Labels": dict(labels)}
+    container = str(api.create_container_from_config(config, None)["Id"])
+    try:
+        yield container
+    finally:
+        api.remove_container(container, v=True, force=True)
+
+
 def _find_ids(api: Api, container: str, image: Image) -> tuple[int, int]:
-    # Read from the container, as the engine does when it starts the process: USER may be a name. For a name
-    # that is not there, the ids do not matter: the engine refuses to start the container.
+    # As the engine does when it starts the process: USER may be a name. For a name that is not there, the ids
+    # do not matter: the engine refuses to start the container.
     passwd, group = (_table(api, container, path, image) for path in (PASSWD, GROUP))
     if image.runs_as_root and ":" not in image.user:
         return 0, 0
@@ -198,10 +213,7 @@ async def unpack_for_host(image: str, folder: Path) -> int:
 
 
 def _export(api: Api, name: str, folder: Path) -> None:
-    """Unpack what the engine exports of an image: a plain tar of its files.
-
-    The engine exports containers only, so one is created, never started, and removed.
-    """
+    """Unpack what the engine exports of an image: a plain tar of its files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -210,16 +222,11 @@ def _export(api: Api, name: str, folder: Path) -> None:
         raise BadRequestError(f"{folder} cannot be used: {error.strerror}") from None
     image = find_image(api, name)
     try:
-        # A command is required, and there may be none in the image.
-        created = api.create_container_from_config({"Image": image.digest, "Cmd": ["none"]}, None)
-        container = str(created["Id"])
-        try:
+        with unstarted_container(api, image, {}) as container:
             url = f"{api.base_url}/v{api.api_version}/containers/{container}/export"
             with api.get(url, params={}, timeout=REQUEST_SECONDS, stream=True) as response:
                 raise_api_error(response)
                 _unpack(image, response.iter_content(_CHUNK_BYTES), folder)
-        finally:
-            api.remove_container(container, v=True, force=True)
     except APIError as error:
         raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
 

@@ -40,9 +40,8 @@ from decathlon_mcp.plugins.web.connections import (
     MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     Client,
+    LimitedReader,
     Sandbox,
-    SandboxReader,
-    SiteReader,
 )
 from decathlon_mcp.plugins.web.exchanges import (
     MAX_LINE_BYTES,
@@ -189,7 +188,7 @@ class RecordingProxy:
         streams = _streams(client, client)
         ours = Client(sandbox, streams.writer.transport.get_write_buffer_size)
         ours.transports.add(streams.writer.transport)
-        streams.reader = SandboxReader(ours, streams.reader)
+        streams.reader = LimitedReader(ours, streams.reader)
         sandbox.clients.add(ours)
         self._clients[client.id] = ours
         return {}
@@ -358,7 +357,7 @@ class RecordingProxy:
         if client is not None:
             streams = _streams(data.client, data.server)
             client.transports.add(streams.writer.transport)
-            streams.reader = SiteReader(client, streams.reader)
+            streams.reader = LimitedReader(client, streams.reader, is_site=True)
 
 
 def _most_missed(sessions: list[Session]) -> dict[str, int]:

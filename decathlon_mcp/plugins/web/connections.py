@@ -165,33 +165,23 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxReader:
-    """What a sandbox sends on one connection, until it breaks a limit: then the stream ends."""
+class LimitedReader:
+    """What a sandbox sends on one connection, or a site to it. The stream ends if it breaks a limit."""
 
     client: Client
     reader: Reader
+    is_site: bool = False
 
     async def read(self, size: int, /) -> bytes:
+        seconds = None if self.is_site else self.client.sandbox.request_seconds
         while True:
             try:
-                async with asyncio.timeout(self.client.sandbox.request_seconds):
+                async with asyncio.timeout(seconds):
                     data = await self.reader.read(size)
                 break
             except TimeoutError:
                 if self.client.is_late():
                     return b""
         await self.client.sandbox.turn()
-        return data if self.client.received(len(data)) else b""
-
-
-@dataclass(frozen=True, slots=True)
-class SiteReader:
-    """What a site sends, until it breaks a limit: then the stream ends."""
-
-    client: Client
-    reader: Reader
-
-    async def read(self, size: int, /) -> bytes:
-        data = await self.reader.read(size)
-        await self.client.sandbox.turn()
-        return data if self.client.received_from_site(len(data)) else b""
+        received = self.client.received_from_site if self.is_site else self.client.received
+        return data if received(len(data)) else b""

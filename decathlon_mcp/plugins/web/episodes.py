@@ -267,14 +267,10 @@ class RecordedEpisodeWeb(EpisodeResource):
             ["python3", "-c", source("trust", __package__), json.dumps(order)],
             cwd="/",
             timeout_seconds=PREPARE_SECONDS,
-            channel=True,
         )
         if result.exit_code != 0:
             output = result.stderr.strip()[-2000:] or "it took too long"
             raise SetUpError(f"the sandbox cannot be made to trust the web proxy: {output}")
-        log.debug(
-            "trusts the web proxy", extra=fields(sandbox=sandbox.spec.name, result=result.channel or "")
-        )
 
 
 def create(settings: Settings) -> RecordedWeb | None:
