@@ -42,18 +42,22 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SnapshotError,
 )
-from decathlon_mcp.plugins.gvisor import saving
 from decathlon_mcp.plugins.gvisor.command import (
     CONTAINER,
     ERROR_BYTES,
     INSTALL_RUNSC,
+    SAVE_OPTIONS,
     SAVED,
     STATE_FILE,
     Program,
+    check_snapshot,
+    describe_snapshot,
     find_runsc,
     inner_command,
     inside_command,
     late_timers,
+    move_snapshot,
+    open_snapshot,
     outer_command,
     runsc_version,
 )
@@ -133,7 +137,7 @@ class GvisorSandbox(NamespaceSandbox):
         return self.files
 
     def restore(self, snapshot: Snapshot) -> None:
-        saving.check(snapshot, self.spec, self._image, runsc_version(find_runsc())[0])
+        check_snapshot(snapshot, self.spec, self._image, runsc_version(find_runsc())[0])
         self._snapshot = snapshot
 
     def start(self) -> None:
@@ -163,7 +167,7 @@ class GvisorSandbox(NamespaceSandbox):
             started=started,
             log=log,
             saved=saved,
-            snapshot=() if self._snapshot is None else saving.open_files(self._snapshot, stack),
+            snapshot=() if self._snapshot is None else open_snapshot(self._snapshot, stack),
         )
         return command, (status, started, log, *descriptors)
 
@@ -322,8 +326,8 @@ class GvisorSandbox(NamespaceSandbox):
             await self._save(new)
 
             def finish() -> Snapshot:
-                saving.describe(new, self.spec, self._image, runsc_version(find_runsc())[0])
-                return saving.move(new, folder)
+                describe_snapshot(new, self.spec, self._image, runsc_version(find_runsc())[0])
+                return move_snapshot(new, folder)
 
             return await to_thread.run_sync(finish, limiter=self._threads)
         except OSError as error:
@@ -348,7 +352,7 @@ class GvisorSandbox(NamespaceSandbox):
                 descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
                 stack.callback(os.close, descriptors[-1])
                 path = f"/proc/self/fd/{descriptors[-1]}"
-            options = (f"--image-path={path}", *saving.SAVE_OPTIONS)
+            options = (f"--image-path={path}", *SAVE_OPTIONS)
             command = inner_command(namespaces, "checkpoint", *options, CONTAINER)
             with anyio.move_on_after(SAVE_SECONDS):
                 result = await anyio.run_process(
