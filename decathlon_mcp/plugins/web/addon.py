@@ -22,6 +22,7 @@ import secrets
 import socket
 import sys
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -96,7 +97,6 @@ class RecordingProxy:
         self._configuration: Configuration | None = None
         self._recordings: dict[Path, SharedRecording] = {}
         self._sandboxes: dict[str, Sandbox] = {}
-        self._episodes: dict[str, list[Session]] = {}
         self._clients: dict[str, Client] = {}
         self._names: dict[str, tuple[str, int]] = {}  # by server connection, while it is being opened
         self._token = secrets.token_hex(16)
@@ -163,20 +163,21 @@ class RecordingProxy:
         recording = self._recordings.setdefault(
             path, SharedRecording(path, configuration.max_recording_bytes)
         )
-        session = Session(spec.session, spec.mode, spec.part, recording, configuration.max_response_bytes)
-        recording.sessions.add(session.id)
+        session = Session(spec.episode, spec.mode, spec.part, recording, configuration.max_response_bytes)
+        self._sandboxes[spec.session] = Sandbox(session, configuration.request_seconds)
         try:
-            await recording.open()
+            await recording.run(lambda opened: opened.id)
         except RecordingError:
-            self._release(session)
+            self._release(spec.session)
             raise
-        self._sandboxes[session.id] = Sandbox(session, configuration.request_seconds)
-        self._episodes.setdefault(spec.episode, []).append(session)
         return {}
 
-    def _release(self, session: Session) -> None:
-        if session.recording.release(session.id):
-            del self._recordings[session.recording.path]
+    def _release(self, name: str) -> None:
+        """End a session, and close its recording if no other uses it."""
+        recording = self._sandboxes.pop(name).session.recording
+        if all(sandbox.session.recording is not recording for sandbox in self._sandboxes.values()):
+            recording.close()
+            del self._recordings[recording.path]
 
     async def _connect(self, client: connection.Client, session: str) -> dict[str, Any]:
         """Let a connection be the session's. Raises ValueError if it has too many."""
@@ -193,8 +194,12 @@ class RecordingProxy:
         self._clients[client.id] = ours
         return {}
 
+    def _sessions(self, episode: str) -> dict[str, Session]:
+        found = {name: sandbox.session for name, sandbox in self._sandboxes.items()}
+        return {name: session for name, session in found.items() if session.episode == episode}
+
     async def _counts(self, episode: str) -> dict[str, Any]:
-        sessions = self._episodes.get(episode, [])
+        sessions = self._sessions(episode).values()
         await asyncio.gather(*(session.settled() for session in sessions))
         counts = sum((session.counts for session in sessions), Counts())
         problem = next((session.problem for session in sessions if session.problem), "")
@@ -202,17 +207,17 @@ class RecordingProxy:
 
     async def _close(self, episode: str) -> dict[str, Any]:
         answer = await self._counts(episode)
-        sessions, counts = self._episodes.pop(episode, []), Counts(**answer["counts"])
+        sessions, counts = self._sessions(episode), Counts(**answer["counts"])
         # A regrading has only the evaluator's requests, which say nothing about another rollout.
-        if counts != Counts() and any(session.part == "agent" for session in sessions):
-            digest, now = requests_digest(sessions), datetime.now(UTC).isoformat()
-            rollout = Rollout(episode, sessions[0].mode, digest, counts, now)
-            await sessions[0].recording.run(Recording.add_rollout, rollout)
-        for session in sessions:
+        if counts != Counts() and any(session.part == "agent" for session in sessions.values()):
+            digest, now = requests_digest(sessions.values()), datetime.now(UTC).isoformat()
+            first = next(iter(sessions.values()))
+            rollout = Rollout(episode, first.mode, digest, counts, now)
+            await first.recording.run(Recording.add_rollout, rollout)
+        for name, session in sessions.items():
             for key, count in session.missed.items():
                 await session.recording.run(Recording.add_unanswered, session.part, key, count)
-            del self._sandboxes[session.id]
-            self._release(session)
+            self._release(name)
         return answer
 
     # mitmproxy's hooks
@@ -360,7 +365,7 @@ class RecordingProxy:
             streams.reader = LimitedReader(client, streams.reader, is_site=True)
 
 
-def _most_missed(sessions: list[Session]) -> dict[str, int]:
+def _most_missed(sessions: Collection[Session]) -> dict[str, int]:
     """The most frequent requests without an answer, for the server's log."""
     missed = Counter[str]()
     for session in sessions:
