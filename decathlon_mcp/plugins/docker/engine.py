@@ -212,22 +212,23 @@ class Engine:
         self._threads = CapacityLimiter(THREADS)
         self._connecting = anyio.Lock()
         self._api: Api | None = None
-        self._failures: list[ProviderUnavailableError] = []
+        self._failure: ProviderUnavailableError | None = None
+        self._failed_at = 0.0
         self.connected = anyio.Event()
         """Set at the first successful connection."""
 
     async def api(self) -> Api:
         """The connected API. Raises ProviderUnavailableError within 3 s, however many callers wait."""
-        failures_before = len(self._failures)
+        asked_at = anyio.current_time()
         async with self._connecting:
             if self._api is None:
                 # Callers that waited for a failed attempt share its result; they do not try one by one.
-                if len(self._failures) > failures_before:
-                    raise ProviderUnavailableError(self._failures[-1].message, **self._failures[-1].data)
+                if self._failure is not None and self._failed_at > asked_at:
+                    raise ProviderUnavailableError(self._failure.message, **self._failure.data)
                 try:
                     self._api = await self._connect()
                 except ProviderUnavailableError as error:
-                    self._failures.append(error)
+                    self._failure, self._failed_at = error, anyio.current_time()
                     raise
                 self.connected.set()
             return self._api
