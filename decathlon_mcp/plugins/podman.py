@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
+from urllib.parse import quote, unquote
 
 import anyio.to_thread
 from pydantic import AfterValidator, BaseModel, Field
@@ -30,13 +31,9 @@ from decathlon_mcp.plugins.docker.provider import DockerProvider, EngineInventor
 from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin, provider_folder
-from decathlon_mcp.storage.disk import open_regular
 
 API_VERSION = "1.41"
 """Of Docker's API; Podman 4 and 5 have it."""
-SOCKETS_FILE = "sockets"
-"""In the provider's folder: the sockets that servers have used, one a line."""
-MAX_SOCKETS_BYTES = 64 << 10
 OWN_STACK = "slirp4netns"
 """Network mode with a network stack in user space for each container."""
 
@@ -131,29 +128,23 @@ def offer(context: ProviderContext[PodmanOptions], image: str | None) -> Offer:
 
 
 def begin(context: ProviderContext[PodmanOptions]) -> None:
-    """Note the socket for `inventory`, which gets no options."""
+    """Note the socket for `inventory`, which gets no options: as the name of an empty file."""
     socket = str(Path(context.options.socket or default_socket()))
-    if socket in _noted_sockets(context.folder):
-        return
     try:
         context.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (context.folder / SOCKETS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{socket}\n")
+        (context.folder / quote(socket, safe="")).touch()
     except OSError as error:
         raise SettingsError(f"--state: {context.folder} cannot be written: {error.strerror}") from None
 
 
 def _noted_sockets(folder: Path) -> list[str]:
     """The sockets that servers have used. Raises SettingsError."""
-    file = folder / SOCKETS_FILE
     try:
-        with open_regular(file) as content:
-            lines = content.read(MAX_SOCKETS_BYTES).decode("utf-8", "replace").splitlines()
+        return sorted(unquote(file.name) for file in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise SettingsError(f"--state: {file} cannot be read: {error.strerror}") from None
-    return list(dict.fromkeys(lines))
+        raise SettingsError(f"--state: {folder} cannot be read: {error.strerror}") from None
 
 
 @asynccontextmanager

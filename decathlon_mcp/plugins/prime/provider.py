@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import anyio
 import anyio.to_thread
@@ -65,35 +65,43 @@ REOPEN_SECONDS = 120
 _log = logging.getLogger(__name__)
 
 
+class PrimeOptions(BaseModel):
+    """See `ProviderPlugin.options`."""
+
+    per_minute: Annotated[
+        float,
+        Field(ge=1, le=6000, description="largest number of sandboxes created in a minute, by default 60"),
+    ] = 60
+    lifetime_minutes: Annotated[
+        int, Field(ge=1, le=24 * 60, description="age at which the service removes a sandbox, by default 360")
+    ] = 360
+    disk_gib: Annotated[
+        float, Field(ge=1, le=1000, description="size of each sandbox's disk, by default 10")
+    ] = 10
+    region: Annotated[
+        str | None, Field(description="where sandboxes run, by default the service's choice")
+    ] = None
+
+
 class PrimeProvider(BaseProvider):
     """Opens sandboxes labelled with `owner`. `folder` holds the SDK's file of tokens.
 
-    `lifetime_minutes`: the service removes every sandbox at that age, also if no server is left. `per_minute`
-    bounds the creations: above its own limit the service refuses, and the SDK waits without a sign.
+    The service removes every sandbox at its lifetime, also if no server is left. `per_minute` bounds the
+    creations: above its own limit the service refuses, and the SDK waits without a sign.
     """
 
     name = "prime"
     isolation: Isolation = "container"
     unlimited: tuple[LimitName, ...] = ("pids",)
 
-    def __init__(
-        self,
-        owner: str,
-        folder: Path,
-        *,
-        at_once: int = 4,
-        per_minute: float = 60,
-        lifetime_minutes: int = 360,
-        disk_gib: float = 10,
-        region: str | None = None,
-    ) -> None:
+    def __init__(self, owner: str, folder: Path, options: PrimeOptions, *, at_once: int = 4) -> None:
         super().__init__(owner)
         self._folder = folder
         self._sdk = Sdk()
-        self._shape = {"timeout_minutes": lifetime_minutes, "disk_size_gb": disk_gib, "region": region}
+        self._options = options
         self._client: AsyncSandboxClient | None = None
         self._openings = CapacityLimiter(at_once)
-        self._pause_seconds = 60 / per_minute
+        self._pause_seconds = 60 / options.per_minute
         self._next_creation = 0.0
 
     async def __aenter__(self) -> Self:
@@ -162,7 +170,9 @@ class PrimeProvider(BaseProvider):
             labels=_labels(self._owner, spec.name),
             network_allowlist=[] if spec.network == "none" else None,
             idempotency_key=secrets.token_hex(16),
-            **self._shape,
+            timeout_minutes=self._options.lifetime_minutes,
+            disk_size_gb=self._options.disk_gib,
+            region=self._options.region,
         )
         with self._sdk.errors(opening=True):
             return PrimeSandbox(self._sdk, self.client, spec, (await self.client.create(request)).id)
@@ -321,24 +331,9 @@ def _name_of(facts: Facts) -> str:
     return next((label.removeprefix(prefix) for label in facts.labels if label.startswith(prefix)), facts.id)
 
 
-class PrimeOptions(BaseModel):
-    """See `ProviderPlugin.options`."""
-
-    per_minute: float = Field(
-        60, ge=1, le=6000, description="largest number of sandboxes created in a minute, by default 60"
-    )
-    lifetime_minutes: int = Field(
-        360, ge=1, le=24 * 60, description="age at which the service removes a sandbox, by default 360"
-    )
-    disk_gib: float = Field(10, ge=1, le=1000, description="size of each sandbox's disk, by default 10")
-    region: str | None = Field(None, description="where sandboxes run, by default the service's choice")
-
-
 def create(context: ProviderContext[PrimeOptions]) -> PrimeProvider:
     """The provider of one server. Raises SettingsError."""
-    return PrimeProvider(
-        context.owner, context.folder, at_once=context.max_opening, **context.options.model_dump()
-    )
+    return PrimeProvider(context.owner, context.folder, context.options, at_once=context.max_opening)
 
 
 @asynccontextmanager
@@ -348,7 +343,7 @@ async def inventory(state: Path) -> AsyncGenerator[PrimeProvider]:
     Raises SettingsError without the SDK, ProviderUnavailableError if the service does not answer.
     """
     owner = f"gc-{os.getpid()}"
-    async with PrimeProvider(owner, provider_folder(state, PrimeProvider.name)) as provider:
+    async with PrimeProvider(owner, provider_folder(state, PrimeProvider.name), PrimeOptions()) as provider:
         await provider.sandboxes(owner)  # has none: this asks whether the service answers
         yield provider
 

@@ -21,8 +21,6 @@ import re
 import secrets
 import socket
 import sys
-from collections import Counter
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -81,8 +79,6 @@ FIRST_LINE_SECONDS = 30.0
 GARBAGE_BYTES = 8 << 20
 CANCELLED = "connection cancelled"
 """mitmproxy's error of a connection to a site that nobody waits for any more."""
-MAX_LOGGED = 10
-MAX_LOGGED_CHARACTERS = 300
 CONDITIONS = ("If-None-Match", "If-Modified-Since", "If-Match", "If-Unmodified-Since", "If-Range")
 """Removed from requests: the recording needs the whole response, and a replay ignores them."""
 
@@ -203,7 +199,7 @@ class RecordingProxy:
         await asyncio.gather(*(session.settled() for session in sessions))
         counts = sum((session.counts for session in sessions), Counts())
         problem = next((session.problem for session in sessions if session.problem), "")
-        return asdict(EpisodeCounts(counts, problem, _most_missed(sessions)))
+        return asdict(EpisodeCounts(counts, problem))
 
     async def _close(self, episode: str) -> dict[str, Any]:
         answer = await self._counts(episode)
@@ -363,15 +359,6 @@ class RecordingProxy:
             streams = _streams(data.client, data.server)
             client.transports.add(streams.writer.transport)
             streams.reader = LimitedReader(client, streams.reader, is_site=True)
-
-
-def _most_missed(sessions: Collection[Session]) -> dict[str, int]:
-    """The most frequent requests without an answer, for the server's log."""
-    missed = Counter[str]()
-    for session in sessions:
-        for key, count in session.missed.items():
-            missed[f"{key.method} {key.url}"[:MAX_LOGGED_CHARACTERS]] += count
-    return dict(missed.most_common(MAX_LOGGED))
 
 
 async def _public_address(host: str, port: int) -> str:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 from weakref import WeakSet
 
 from decathlon_mcp.plugins.web.exchanges import MEBIBYTE
@@ -38,14 +38,6 @@ DRAINED_SECONDS = 0.02
 """Time between two looks at what a sandbox has read. asyncio has no event for several connections."""
 
 
-class Reader(Protocol):
-    """What mitmproxy uses of `asyncio.StreamReader`."""
-
-    async def read(self, size: int, /) -> bytes:
-        """Some bytes, none at the end of the stream."""
-        ...
-
-
 @dataclass(slots=True)
 class Sandbox:
     """The connections of one sandbox. `request_seconds`: how long one may take to send a request, or none."""
@@ -66,13 +58,9 @@ class Sandbox:
     async def room(self) -> AsyncGenerator[None]:
         """One recorded response may be read from the recording, once most earlier responses are written."""
         async with self._answers:
-            while self._unread > MAX_UNREAD_BYTES:  # noqa: ASYNC110
+            while sum(each.answer_bytes + each.buffered() for each in self.clients) > MAX_UNREAD_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(DRAINED_SECONDS)
             yield
-
-    @property
-    def _unread(self) -> int:
-        return sum(client.answer_bytes + client.buffered() for client in self.clients)
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +157,7 @@ class LimitedReader:
     """What a sandbox sends on one connection, or a site to it. The stream ends if it breaks a limit."""
 
     client: Client
-    reader: Reader
+    reader: asyncio.StreamReader
     is_site: bool = False
 
     async def read(self, size: int, /) -> bytes:

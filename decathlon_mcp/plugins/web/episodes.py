@@ -221,10 +221,6 @@ class RecordedEpisodeWeb(EpisodeResource):
             log.warning(
                 "not everything was recorded", extra=fields(episode=self._episode, why=report.problem)
             )
-        if report.missed:
-            log.info(
-                "requests had no answer", extra=fields(episode=self._episode, missed=dict(report.missed))
-            )
 
     async def _forward(self, driver: DriverClient, session: str) -> None:
         await forward(driver, {PROXY_PORT: partial(self._proxy.connect, session, "proxy")})

@@ -153,14 +153,10 @@ class SessionSpec:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCounts:
-    """`problem`: why something was not recorded, empty if nothing failed.
-
-    `missed`: the most frequent requests without an answer, `METHOD URL`, and how often each was made.
-    """
+    """`problem`: why something was not recorded, empty if nothing failed."""
 
     counts: Counts
     problem: str = ""
-    missed: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 Addresses = Mapping[str, tuple[str, int | None]]

@@ -310,7 +310,7 @@ def _line(message: Mapping[str, object]) -> bytes:
 
 
 def _counts(answer: Mapping[str, Any]) -> EpisodeCounts:
-    return EpisodeCounts(Counts(**answer["counts"]), answer["problem"], answer["missed"])
+    return EpisodeCounts(Counts(**answer["counts"]), answer["problem"])
 
 
 def _copy_addon() -> tempfile.TemporaryDirectory[str]:
