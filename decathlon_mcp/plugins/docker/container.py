@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, cast
@@ -93,6 +94,10 @@ class Container:
         return f"decathlon-{self.spec.name}"
 
     @property
+    def _labels(self) -> Mapping[str, str]:
+        return {OWNER_LABEL: self.owner, SANDBOX_LABEL: self.spec.name}
+
+    @property
     def id(self) -> str:
         if self._id is None:
             raise SandboxLostError("there is no container")
@@ -136,7 +141,7 @@ class Container:
             _check_running(facts)
             image = find_image(api, str(facts["Image"]))
             self.image_digest = image.digest
-            self.user = user_ids(api, self.owner, image)
+            self.user = user_ids(api, image, self._labels)
             if not facts["State"]["Paused"]:
                 self._attach(api)
 
@@ -183,15 +188,16 @@ class Container:
             return []
         if self._id is not None and not self._exists:
             return [self._id]
-        # The request to create it failed without an answer, or another server has sent it.
-        labels = [f"{OWNER_LABEL}={self.owner}", f"{SANDBOX_LABEL}={self.spec.name}"]
+        # The request to create it failed without an answer, or another server has sent it: a container may
+        # exist, and one more that only showed the image's users. Both have the labels.
+        labels = [f"{name}={value}" for name, value in self._labels.items()]
         return [str(container["Id"]) for container in api.containers(all=True, filters={"label": labels})]
 
     def _create(self, api: Api, image: Image) -> None:
         self._requested = True
         try:
             auto_remove = not self.spec.survives or live_restore_keeps_auto_remove(api)
-            self.user = user_ids(api, self.owner, image)
+            self.user = user_ids(api, image, self._labels)
             config = self._config(image, auto_remove=auto_remove)
             created = api.create_container_from_config(config, self.name)
         except APIError as error:
@@ -219,7 +225,7 @@ class Container:
             # The first process replaces the image's own entry point.
             "Entrypoint": list(spec.command),
             "Cmd": [],
-            "Labels": {OWNER_LABEL: self.owner, SANDBOX_LABEL: spec.name},
+            "Labels": self._labels,
             "WorkingDir": str(spec.root),
             "OpenStdin": True,
             # When the server dies, the attached stream closes. Then stdin ends, and the driver exits, unless

@@ -30,7 +30,6 @@ from decathlon_mcp.plugins.docker.engine import (
     raise_api_error,
     regular_file,
 )
-from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.host.image_folder import (
     CONFIG_FILE,
     CONFIG_VERSION,
@@ -137,16 +136,17 @@ def install_hint(name: str) -> str:
     return f"get it with: {command}"
 
 
-def user_ids(api: Api, owner: str, image: Image) -> tuple[int, int]:
+def user_ids(api: Api, image: Image, labels: Mapping[str, str]) -> tuple[int, int]:
     """The numeric user and group of the first process of an image's containers.
 
-    Raises ImageError if the image's tables of users are no regular files, APIError.
+    `labels`: of the sandbox that is opened, so that no sweep removes what is looked into. Raises ImageError
+    if the image's tables of users are no regular files, APIError.
     """
     # Once per image, since each look into a container takes the engine some 20 ms. Never from a container
     # that has run, whose processes may have changed the tables.
     ids = _ids_by_digest.get(image.digest)
     if ids is None:
-        with unstarted_container(api, image, {OWNER_LABEL: owner, SANDBOX_LABEL: "users"}) as container:
+        with unstarted_container(api, image, labels) as container:
             ids = _ids_by_digest[image.digest] = _find_ids(api, container, image)
     return ids
 
