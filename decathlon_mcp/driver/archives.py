@@ -69,10 +69,9 @@ async def put_archive(
 async def get_archive(
     sandbox: Sandbox, driver: DriverClient, folder: PurePosixPath, archive: Path, limit_bytes: int
 ) -> None:
-    """As `Sandbox.get`, except that member names have no "./".
+    """As `Sandbox.get`, only while nothing of an agent can have run in the sandbox.
 
-    Only while nothing of an agent can have run in the sandbox: what the driver sends decides what is in the
-    archive. Raises what both raise.
+    What the driver sends decides what is in the archive. Raises what both raise.
     """
     try:
         params = {"folder": str(folder), "max_bytes": min(limit_bytes, SENT_BYTES)}

@@ -1,14 +1,18 @@
-"""Functions of programs that plug-ins run in a sandbox: unpack and pack archives there.
+"""Functions of programs that plug-ins run in a sandbox: unpack and pack archives, drop capabilities there.
 
 Sent to the sandbox as text, before the text of the program itself: Python 3.10, standard library. See
 `prime/inside.py` and `gvisor/inside.py`.
 """
 
+import ctypes
 import os
+import struct
 
 CHUNK = 1 << 16
 MAX_LEVELS = 1000
 """How deep folders may lie, as in `archives.folder_cursor`."""
+PR_CAPBSET_DROP = 24
+CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
 def program_inside(package: str) -> str:
@@ -17,6 +21,22 @@ def program_inside(package: str) -> str:
 
     parts = (("decathlon_mcp.plugins", "inside_archives.py"), (package, "inside.py"))
     return "\n".join(files(name).joinpath(file).read_text("utf-8") for name, file in parts)
+
+
+def libc_call(name, *arguments):
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def drop_capabilities():
+    for capability in range(64):
+        try:
+            libc_call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+        except OSError:
+            break
+    header = struct.pack("Ii", 0x20080522, 0)
+    libc_call("syscall", CAPSET[os.uname().machine], header, bytes(24))
 
 
 def unpack_archive(stream, root):

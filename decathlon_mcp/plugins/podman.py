@@ -5,7 +5,6 @@ Checked with Podman 4.3 as root. It differs from Docker, and so this from `Docke
 - stdin of a container ends when its attached stream does, whatever `StdinOnce` says: no sandbox survives its
   server.
 - The filters of events know Podman's own names ("died"), and no label without a value.
-- Archives name their members "a/b" and not "./a/b", and have no member for the folder itself.
 - A file is packed where a folder was asked for.
 - `/version` asks the machine's package manager and can take seconds, so it is not used.
 - A network cannot keep its containers apart (`enable_icc`), so that each gets a network stack of its own.
@@ -15,31 +14,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
+from urllib.parse import quote, unquote
 
 import anyio.to_thread
-from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, Field
 
-from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
-from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save
+from decathlon_mcp.archives.writing import empty_archive, save
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.docker.checks import check_disk
-from decathlon_mcp.plugins.docker.engine import Api, Engine, is_no_folder
+from decathlon_mcp.plugins.docker.engine import FOLDER_BIT, Api, Engine, followed
 from decathlon_mcp.plugins.docker.provider import DockerProvider, EngineInventory, engine_inventory
 from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin, provider_folder
-from decathlon_mcp.storage.disk import open_regular
 
 API_VERSION = "1.41"
 """Of Docker's API; Podman 4 and 5 have it."""
-SOCKETS_FILE = "sockets"
-"""In the provider's folder: the sockets that servers have used, one a line."""
-MAX_SOCKETS_BYTES = 64 << 10
 OWN_STACK = "slirp4netns"
 """Network mode with a network stack in user space for each container."""
 
@@ -48,34 +42,12 @@ class PodmanSandbox(DockerSandbox):
     """See `base.Sandbox`."""
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        received = archive.with_name(f"{archive.name}.podman")
-
         # Podman packs a file, FIFO, socket or device for `FOLDER/.` too.
-        if await self.request(lambda api: is_no_folder(api, self.container_id, str(folder))):
+        _, mode = await self.request(lambda api: followed(api, self.container_id, str(folder)))
+        if mode is not None and not mode & FOLDER_BIT:
             await anyio.to_thread.run_sync(lambda: save(empty_archive(), archive))
-            return
-        await super().get(folder, received, limit_bytes)
-        try:
-            await anyio.to_thread.run_sync(_rename_members, received, archive, limit_bytes)
-        finally:
-            received.unlink(missing_ok=True)
-
-
-def _rename_members(received: Path, archive: Path, limit_bytes: int) -> None:
-    """Write the archive again, with names that start with "./" and a member for the folder itself."""
-
-    def entries(reader: ArchiveReader) -> Iterator[Entry]:
-        first = True
-        for member in reader:
-            if first and member.name.strip("/") != ".":
-                yield Member(name="./", kind=Kind.FOLDER, mode=0o755), ()
-            first = False
-            link = f"./{member.link}" if member.kind is Kind.HARD_LINK else member.link
-            name = member.name if member.name.startswith(".") else f"./{member.name}"
-            yield replace(member, name=name, link=link), reader.body()
-
-    with received.open("rb") as file:
-        save(archive_chunks(entries(ArchiveReader.of_file(file))), archive, limit_bytes)
+        else:
+            await super().get(folder, archive, limit_bytes)
 
 
 class PodmanProvider(DockerProvider):
@@ -156,29 +128,23 @@ def offer(context: ProviderContext[PodmanOptions], image: str | None) -> Offer:
 
 
 def begin(context: ProviderContext[PodmanOptions]) -> None:
-    """Note the socket for `inventory`, which gets no options."""
+    """Note the socket for `inventory`, which gets no options: as the name of an empty file."""
     socket = str(Path(context.options.socket or default_socket()))
-    if socket in _noted_sockets(context.folder):
-        return
     try:
         context.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (context.folder / SOCKETS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{socket}\n")
+        (context.folder / quote(socket, safe="")).touch()
     except OSError as error:
         raise SettingsError(f"--state: {context.folder} cannot be written: {error.strerror}") from None
 
 
 def _noted_sockets(folder: Path) -> list[str]:
     """The sockets that servers have used. Raises SettingsError."""
-    file = folder / SOCKETS_FILE
     try:
-        with open_regular(file) as content:
-            lines = content.read(MAX_SOCKETS_BYTES).decode("utf-8", "replace").splitlines()
+        return sorted(unquote(file.name) for file in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise SettingsError(f"--state: {file} cannot be read: {error.strerror}") from None
-    return list(dict.fromkeys(lines))
+        raise SettingsError(f"--state: {folder} cannot be read: {error.strerror}") from None
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from pathlib import PurePosixPath
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream
 
 from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
@@ -24,7 +23,6 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
 from decathlon_mcp.plugins.tunnels import Dialer, dial, forward
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite_file import Service
 from decathlon_mcp.suites.tasks import Task
 
@@ -80,19 +78,26 @@ async def open_services(
         for name, service in factory.suite.services(task).items():
             if service.image is None:
                 await check_reachable(name, service)
-                targets |= {port: partial(_connect_tcp, *target) for port, target in service.targets.items()}
+                targets |= {
+                    port: partial(anyio.connect_tcp, *target) for port, target in service.targets.items()
+                }
                 continue
-            if not reattaches:
-                sandbox, driver = await sandboxes.enter_async_context(
-                    _open_sandbox(factory, name, service, episode, records)
+            sandbox_name = f"{episode}-{re.sub('[^a-z0-9]+', '-', name.lower())}"[:63]
+            if reattaches:
+                row = records.former.get(sandbox_name)
+                if row is None:
+                    raise SandboxLostError(f"the service {name} had no sandbox when its server died")
+                _, driver = await sandboxes.enter_async_context(factory.reattach(row, records))
+                if driver is None:
+                    raise SandboxLostError(f"the sandbox of the service {name} does not run any more")
+            else:
+                sandbox, driver = await _open_sandbox(
+                    sandboxes, factory, name, service, sandbox_name, records
                 )
                 if service.files:
                     files = await anyio.to_thread.run_sync(factory.suite.resources.service_archive, service)
                     await put_archive(sandbox, driver, SERVICE_ROOT, files)
                 await _start_service(name, service, driver, timeout_seconds=start_seconds)
-            else:
-                row = records.former.get(_sandbox_name(episode, name))
-                driver = await sandboxes.enter_async_context(_reattach(factory, name, row, records))
             drivers.append(driver)
             targets |= {port: partial(dial, driver, port) for port in service.ports}
         yield Services(factory, targets, tuple(drivers))
@@ -105,7 +110,7 @@ async def check_reachable(name: str, service: Service) -> None:
     async def try_port(host: str, port: int) -> None:
         try:
             with anyio.fail_after(5):  # it listens on this machine or near it, or not at all
-                await (await _connect_tcp(host, port)).aclose()
+                await (await anyio.connect_tcp(host, port)).aclose()
         except (OSError, TimeoutError):
             return
         reachable.append(port)
@@ -117,52 +122,27 @@ async def check_reachable(name: str, service: Service) -> None:
         raise SetUpError(f"the service {name} does not answer at {' or '.join(service.ports.values())}")
 
 
-async def _connect_tcp(host: str, port: int) -> ByteStream:
-    return await anyio.connect_tcp(host, port)
-
-
-def _sandbox_name(episode: str, service: str) -> str:
-    return f"{episode}-{re.sub('[^a-z0-9]+', '-', service.lower())}"[:63]
-
-
-@asynccontextmanager
 async def _open_sandbox(
-    factory: SandboxFactory, name: str, service: Service, episode: str, records: SandboxRecords
-) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+    stack: AsyncExitStack,
+    factory: SandboxFactory,
+    name: str,
+    service: Service,
+    sandbox_name: str,
+    records: SandboxRecords,
+) -> tuple[Sandbox, DriverClient]:
     """Open the sandbox of a service. Raises SetUpError if the provider or the image does not allow it."""
     if factory.provider.isolation != "container":
         raise SetUpError(
             f"the service {name} needs a container, which the {factory.provider.name} provider cannot open"
         )
-    async with AsyncExitStack() as stack:
-        try:
-            sandbox_and_driver = await stack.enter_async_context(
-                factory.open(
-                    _sandbox_name(episode, name),
-                    "none",
-                    image=service.image,
-                    root=SERVICE_ROOT,
-                    records=records,
-                    role="service",
-                )
-            )
-        except ImageError as error:
-            cure = f": {service.cure}" if service.cure else f" ({error.message})"
-            raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
-        yield sandbox_and_driver
-
-
-@asynccontextmanager
-async def _reattach(
-    factory: SandboxFactory, name: str, row: SandboxRow | None, records: SandboxRecords
-) -> AsyncGenerator[DriverClient]:
-    """Continue the sandbox of a service that a dead server started. Raises SandboxLostError."""
-    if row is None:
-        raise SandboxLostError(f"the service {name} had no sandbox when its server died")
-    async with factory.reattach(row, records) as (_, driver):
-        if driver is None:
-            raise SandboxLostError(f"the sandbox of the service {name} does not run any more")
-        yield driver
+    opening = factory.open(
+        sandbox_name, "none", image=service.image, root=SERVICE_ROOT, records=records, role="service"
+    )
+    try:
+        return await stack.enter_async_context(opening)
+    except ImageError as error:
+        cure = f": {service.cure}" if service.cure else f" ({error.message})"
+        raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
 
 
 async def _start_service(

@@ -21,7 +21,7 @@ from anyio import aclose_forcefully
 from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 from decathlon_sandbox.wire import TokenBucket
-from msgspec import Meta, Raw
+from msgspec import Meta
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient
@@ -40,22 +40,20 @@ a millisecond, and the driver two short lines."""
 TUNNEL_NOTIFICATIONS = frozenset({wire.OPENED, wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET})
 
 
-_NULL = Raw(b"null")
+class _Numbered(msgspec.Struct, frozen=True):
+    conn: int
 
 
-class TunnelParams(msgspec.Struct, frozen=True):
+class TunnelParams(_Numbered, frozen=True):
     """The parameters of a notification about a tunnel; which are there depends on its method."""
 
-    conn: int
-    port: Raw = _NULL
-    data: Raw = _NULL
-    bytes: Raw = _NULL
+    port: int = 0
+    data: bytes = b""
+    count: Annotated[int, Meta(ge=0)] = msgspec.field(name="bytes", default=0)
 
 
+_decode_number = msgspec.json.Decoder(_Numbered).decode
 _decode_params = msgspec.json.Decoder(TunnelParams).decode
-_decode_port = msgspec.json.Decoder(int).decode
-_decode_count = msgspec.json.Decoder(Annotated[int, Meta(ge=0)]).decode
-_decode_base64 = msgspec.json.Decoder(bytes).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _Notify = Callable[[str, JsonObject], object]
@@ -120,17 +118,15 @@ class Tunnel(ByteStream):
             self._send(wire.RESET)
 
     def handle(self, method: str, params: TunnelParams) -> None:
-        """Process one notification of the driver. Raises `_UNREADABLE` if it is invalid."""
+        """Process one notification of the driver. Raises ValueError if it is invalid."""
         if method == wire.DATA:
-            chunk = _decode_base64(params.data)
-            if len(self._buffer) + len(chunk) > wire.WINDOW_BYTES:
+            if len(self._buffer) + len(params.data) > wire.WINDOW_BYTES:
                 raise ValueError("more data than its window")
             if self._eof_received:
                 raise ValueError("data after the end")
-            self._buffer += chunk
+            self._buffer += params.data
         elif method == wire.TAKEN:
-            granted_bytes = _decode_count(params.bytes)
-            self._send_window_bytes = min(self._send_window_bytes + granted_bytes, wire.WINDOW_BYTES)
+            self._send_window_bytes = min(self._send_window_bytes + params.count, wire.WINDOW_BYTES)
         elif method == wire.FINISHED:
             self._eof_received = True
         else:
@@ -183,12 +179,12 @@ class Tunnels:
         if method not in TUNNEL_NOTIFICATIONS:
             return
         with suppress(*_UNREADABLE):
-            read = _decode_params(params)
+            number = _decode_number(params).conn
             if method == wire.OPENED:
-                self._accept(read.conn, _decode_port(read.port))
-            elif (tunnel := self._open.get(read.conn)) is not None:
+                self._accept(number, _decode_params(params).port)
+            elif (tunnel := self._open.get(number)) is not None:
                 try:
-                    tunnel.handle(method, read)
+                    tunnel.handle(method, _decode_params(params))
                 except _UNREADABLE:
                     tunnel.fail()
 

@@ -140,9 +140,10 @@ class Sandbox(Protocol):
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         """Pack `folder`, an absolute path inside, into a plain tar at `archive` on the host.
 
-        Member names are relative to `folder` ("./a/b"). Links are packed as links, sockets are left out. A
-        missing `folder`, or a path that is no folder, gives an archive without members. Works on a paused
-        sandbox. The archive is untrusted: read it with `decathlon_mcp.archives`, never unpack it on the host.
+        Member names are relative to `folder`: "./a/b", or "a/b" without a member for `folder` itself. Links
+        are packed as links, sockets are left out. A missing `folder`, or a path that is no folder, gives an
+        archive without members. Works on a paused sandbox. The archive is untrusted: read it with
+        `decathlon_mcp.archives`, never unpack it on the host.
 
         Raises LimitExceededError if the archive exceeds `limit_bytes` (then there is no file at `archive`);
         SandboxLostError if the sandbox is gone.

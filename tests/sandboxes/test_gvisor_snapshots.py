@@ -14,7 +14,7 @@ import pytest
 from decathlon_mcp.driver.client import DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import SnapshotError
-from decathlon_mcp.plugins.gvisor import saving
+from decathlon_mcp.plugins.gvisor.command import IMAGE_FILES, check_snapshot, describe_snapshot
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.capabilities import Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
@@ -41,19 +41,19 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 def test_snapshot_is_of_one_kind_of_sandbox(
     tmp_path: Path, change: dict[str, Any], message: str | None
 ) -> None:
-    for name in saving.IMAGE_FILES:
+    for name in IMAGE_FILES:
         (tmp_path / name).write_text(name)
     program = tmp_path / "usr/bin/python3"
     program.parent.mkdir(parents=True)
     program.touch(0o755)
     spec = SandboxSpec("original", ("python3", "-c", ""), PurePosixPath("/root"))
     image = replace(ImageFolder.read(tmp_path), digest="sha256:1")
-    saving.describe(tmp_path, spec, image, "runsc 1")
+    describe_snapshot(tmp_path, spec, image, "runsc 1")
     if "file" in change:
         (tmp_path / change["file"]).write_text("changed")
     spec, image = replace(spec, **change.get("spec", {})), replace(image, **change.get("image", {}))
     with nullcontext() if message is None else pytest.raises(SnapshotError, match=message):
-        saving.check(Snapshot(tmp_path), spec, image, change.get("version", "runsc 1"))
+        check_snapshot(Snapshot(tmp_path), spec, image, change.get("version", "runsc 1"))
 
 
 async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_path: Path) -> None:

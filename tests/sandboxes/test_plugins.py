@@ -216,8 +216,7 @@ async def test_gc_asks_each_podman_service_that_servers_have_used(
     for socket in ("/nowhere/one.sock", "/nowhere/two.sock", "/nowhere/one.sock"):
         configured = settings(provider="podman", provider_option=(f"socket={socket}",), state=tmp_path)
         plugin.begin(context_of("podman", "", configured))
-    noted = tmp_path / "providers" / "podman" / "sockets"
-    assert noted.read_text() == "/nowhere/one.sock\n/nowhere/two.sock\n"
+    assert len(list((tmp_path / "providers" / "podman").iterdir())) == 2
     (tmp_path / "servers").mkdir()
     (tmp_path / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["podman"]}))
     assert await collect(tmp_path, dry_run=False, abandon=True, as_json=True) == 0

@@ -33,7 +33,7 @@ from decathlon_mcp.plugins.conformance.target import (
     receive_line,
 )
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
-from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
+from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeOptions, PrimeProvider
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.prime_service import KEY, PrimeService
@@ -65,7 +65,7 @@ async def prime(service: PrimeService, tmp_path: Path) -> AsyncGenerator[Bench]:
     bench = bench_of(
         owner,
         tmp_path,
-        lambda: PrimeProvider(owner, tmp_path / "prime", per_minute=6000),
+        lambda: PrimeProvider(owner, tmp_path / "prime", PrimeOptions(per_minute=6000)),
         resources=resources,
         image="image-of-the-stand-in",
         plugin=("prime", ("per_minute=6000",)),
@@ -236,7 +236,7 @@ async def test_a_key_that_the_service_refuses_is_a_finding(
 ) -> None:
     monkeypatch.setenv("PRIME_API_KEY", "another")
     service.fail_next("list", 401)
-    async with PrimeProvider("key", tmp_path) as provider:
+    async with PrimeProvider("key", tmp_path, PrimeOptions()) as provider:
         *_, finding = await provider.check("image")
     assert not finding.ok
     assert "PRIME_API_KEY" in finding.detail

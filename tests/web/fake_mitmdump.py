@@ -11,39 +11,35 @@ import socket
 import sys
 import threading
 
+TOKEN = "token"
+opened = 0
+
 
 def accept(listener: socket.socket) -> None:
+    global opened
     while True:
-        connection, sender = listener.accept()
-        connection.sendall(f"{sender[1]}\n".encode())
+        connection, _ = listener.accept()
+        token, _, line = connection.makefile().readline().partition(" ")
+        request = json.loads(line)
+        assert token == TOKEN
+        opened += request["do"] == "open"
+        if request.get("episode") == "die" and request["do"] == "counts":
+            os._exit(3)
+        counts = {"replayed": opened, "recorded": 0, "passed": 0, "missed": 0}
+        connection.sendall(json.dumps({"counts": counts, "problem": ""}).encode() + b"\n")
         connection.close()
-
-
-def send(message: object) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:
     if os.environ.get("FAKE_MITMDUMP") == "broken":
         sys.exit("there is something wrong")
     sys.stdin.readline()
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    for listener in listeners:
-        threading.Thread(target=accept, args=(listener,), daemon=True).start()
-    addresses = [listener.getsockname() for listener in listeners]
-    send({"listeners": dict(zip(("proxy", "http", "https"), addresses, strict=True)), "authority": "PEM"})
-    sessions = 0
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "open" and request["mode"] == "replay":
-            send({"id": request["id"], "error": "no such file"})
-            continue
-        sessions += request["do"] == "open"
-        if request.get("episode") == "die" and request["do"] == "counts":
-            os._exit(3)
-        counts = {"replayed": sessions, "recorded": 0, "passed": 0, "missed": 0}
-        send({"id": request["id"], "counts": counts, "problem": "", "missed": {}})
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=accept, args=(listener,), daemon=True).start()
+    ready = {"listeners": {"proxy": listener.getsockname()}, "authority": "PEM", "token": TOKEN}
+    sys.stdout.write(json.dumps(ready) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
 
 
 main()

@@ -25,7 +25,7 @@ from decathlon_mcp.plugins.web.exchanges import (
     parse_addresses,
     request_key,
 )
-from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
+from decathlon_mcp.plugins.web.proxy import WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import Recording, RecordingId
 from tests.web.sites import Sites
 
@@ -136,14 +136,10 @@ class Running:
 async def real_proxy(
     folder: Path, sites: Sites, *, max_response_bytes: int = 32 << 20, request_seconds: float = 120.0
 ) -> AsyncGenerator[Running]:
-    options = ProxyOptions(
-        program=find_program(None),
-        state=folder / "state",
-        configuration=Configuration(
-            parse_addresses(sites.addresses), max_response_bytes, 1 << 30, request_seconds
-        ),
-        authorities=sites.authority,
+    configuration = Configuration(
+        parse_addresses(sites.addresses), max_response_bytes, 1 << 30, request_seconds
     )
-    async with running_proxy(options) as proxy:
+    program = find_program(None)
+    async with running_proxy(program, folder / "state", configuration, sites.authority) as proxy:
         yield Running(proxy, folder / "recordings")
     shutil.rmtree(folder / "state", ignore_errors=True)

@@ -14,7 +14,6 @@ from decathlon_mcp.episodes.extensions import create_web
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.web.exchanges import Configuration, Counts, SessionSpec
 from decathlon_mcp.plugins.web.proxy import (
-    ProxyOptions,
     WebProxy,
     find_program,
     running_proxy,
@@ -28,9 +27,8 @@ PROGRAM = Path(__file__).with_name("fake_mitmdump.py")
 
 @asynccontextmanager
 async def proxy(state: Path) -> AsyncGenerator[WebProxy]:
-    options = ProxyOptions(program=PROGRAM, state=state, configuration=Configuration({}, 1 << 20, 1 << 20))
     with anyio.fail_after(60):
-        async with running_proxy(options) as running:
+        async with running_proxy(PROGRAM, state, Configuration({}, 1 << 20, 1 << 20)) as running:
             yield running
 
 
@@ -42,7 +40,7 @@ async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Pa
     async with proxy(tmp_path) as running:
         for session in ("one", "two"):
             await running.open(spec(session))
-        with pytest.raises(OSError, match="the web proxy: it has ended"):
+        with pytest.raises(OSError, match="the web proxy does not answer"):
             await running.counts("die")
         while True:
             try:

@@ -170,12 +170,13 @@ async def files_survive_a_round_trip(target: ProviderUnderTest) -> None:
 
 @registered()
 async def member_names_are_relative_to_the_folder(target: ProviderUnderTest) -> None:
-    """Members of `get`'s archive are named "." and "./..." from the folder on."""
+    """Members of `get`'s archive are named from the folder on."""
     archive = target.scratch / "out.tar"
     async with target.provider.open(target.new_spec()) as sandbox:
         await sandbox.put(sandbox.root / "a", pack(file_entry("b/c")))
         await sandbox.get(sandbox.root / "a", archive, 1 << 20)
-    assert sorted(member.name.rstrip("/") for member, _ in read_archive(archive)) == [".", "./b", "./b/c"]
+    names = {member.name.removeprefix("./").rstrip("/") for member, _ in read_archive(archive)}
+    assert names - {"", "."} == {"b", "b/c"}
 
 
 @registered()

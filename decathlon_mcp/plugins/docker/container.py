@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, cast
@@ -93,6 +94,10 @@ class Container:
         return f"decathlon-{self.spec.name}"
 
     @property
+    def _labels(self) -> Mapping[str, str]:
+        return {OWNER_LABEL: self.owner, SANDBOX_LABEL: self.spec.name}
+
+    @property
     def id(self) -> str:
         if self._id is None:
             raise SandboxLostError("there is no container")
@@ -139,7 +144,7 @@ class Container:
             _check_running(facts)
             image = find_image(api, str(facts["Image"]))
             self.image_digest = image.digest
-            self.user = self._user_ids(api, image)
+            self.user = user_ids(api, image, self._labels)
             if not facts["State"]["Paused"]:
                 self._attach(api)
 
@@ -174,19 +179,6 @@ class Container:
             raise
         return self.socket
 
-    def _user_ids(self, api: Api, image: Image) -> tuple[int, int]:
-        """The numeric user and group of a first process that another server started."""
-        if image.user in ("", "0", "root"):
-            return 0, 0
-        # Not from this container's own tables of users, which processes in it may have changed.
-        config = _config(self.owner, self.spec, "none", self._runtime)
-        config["Image"] = image.digest
-        container_id = str(api.create_container_from_config(config, None)["Id"])
-        try:
-            return user_ids(api, container_id, image)
-        finally:
-            remove_container(api, container_id)
-
     def remove(self, api: Api) -> None:
         """Remove the container and wait until it is gone. Raises APIError if the engine refuses."""
         with self._lock:
@@ -201,16 +193,15 @@ class Container:
             return [self._id]
         # The request to create it failed without an answer, or another server has sent it: a container may
         # exist, and one more that only showed the image's users. Both have the labels.
-        labels = [f"{OWNER_LABEL}={self.owner}", f"{SANDBOX_LABEL}={self.spec.name}"]
+        labels = [f"{name}={value}" for name, value in self._labels.items()]
         return [str(container["Id"]) for container in api.containers(all=True, filters={"label": labels})]
 
     def _create(self, api: Api, image: Image) -> None:
         self._requested = True
         try:
             auto_remove = not self.spec.survives or live_restore_keeps_auto_remove(api)
-            config = _config(self.owner, self.spec, self.network, self._runtime, auto_remove=auto_remove)
-            # Not the name, which may have another image by now.
-            config["Image"] = image.digest
+            self.user = user_ids(api, image, self._labels)
+            config = self._config(image, auto_remove=auto_remove)
             created = api.create_container_from_config(config, self.name)
         except APIError as error:
             self._requested = False
@@ -225,8 +216,52 @@ class Container:
             raise refusal(error, "the engine created no container") from error
         self._id = str(created["Id"])
 
+    def _config(self, image: Image, *, auto_remove: bool) -> JsonObject:
+        """The body of the request (Docker Engine API, "Create a container")."""
+        spec, limits = self.spec, self.spec.limits
+        memory = None if limits.memory_mib is None else limits.memory_mib << 20
+        # Files in /tmp count as the container's memory: at most half, or a full /tmp would kill everything.
+        scratch = min(limits.scratch_mib, limits.memory_mib // 2) if limits.memory_mib else limits.scratch_mib
+        return {
+            # Not the name, which may have another image by now.
+            "Image": image.digest,
+            # The first process replaces the image's own entry point.
+            "Entrypoint": list(spec.command),
+            "Cmd": [],
+            "Labels": self._labels,
+            "WorkingDir": str(spec.root),
+            "OpenStdin": True,
+            # When the server dies, the attached stream closes. Then stdin ends, and the driver exits, unless
+            # it is to wait for another server.
+            "StdinOnce": not spec.survives,
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "Tty": False,
+            # Besides NetworkMode "none": the engine skips its network layer, which halves the start time.
+            "NetworkDisabled": self.network == "none",
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": {
+                # A container whose driver has exited goes without a server's help. Where it cannot, the next
+                # server's sweep removes it.
+                "AutoRemove": auto_remove,
+                "Init": False,
+                "LogConfig": {"Type": "none", "Config": {}},
+                "NetworkMode": self.network,
+                "CapDrop": ["ALL"],
+                "SecurityOpt": [
+                    "no-new-privileges:true",
+                    *([f"seccomp={merging_profile()}"] if spec.merge_pages else []),
+                ],
+                "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={scratch}m"},
+                **({} if self._runtime is None else {"Runtime": self._runtime}),
+                **({} if memory is None else {"Memory": memory, "MemorySwap": memory}),
+                **({} if limits.pids is None else {"PidsLimit": limits.pids}),
+                **({} if limits.cpus is None else {"NanoCpus": int(limits.cpus * 1_000_000_000)}),
+            },
+        }
+
     def _prepare(self, api: Api, image: Image) -> None:
-        self.user = user_ids(api, self.id, image)
         if image.runs_as_root:
             return
         # One archive, since each takes the engine some 40 ms.
@@ -298,53 +333,6 @@ def _attach(api: Api, container_id: str) -> socket.socket:
     attached = socket.socket(fileno=descriptor)
     attached.setblocking(False)
     return attached
-
-
-def _config(
-    owner: str, spec: SandboxSpec, network: str, runtime: str | None, *, auto_remove: bool = False
-) -> JsonObject:
-    """The body of the request (Docker Engine API, "Create a container")."""
-    limits = spec.limits
-    memory = None if limits.memory_mib is None else limits.memory_mib << 20
-    # Files in /tmp count as the container's memory: at most half, or a full /tmp would kill all processes.
-    scratch = min(limits.scratch_mib, limits.memory_mib // 2) if limits.memory_mib else limits.scratch_mib
-    return {
-        "Image": spec.image,
-        # The first process replaces the image's own entry point.
-        "Entrypoint": list(spec.command),
-        "Cmd": [],
-        "Labels": {OWNER_LABEL: owner, SANDBOX_LABEL: spec.name},
-        "WorkingDir": str(spec.root),
-        "OpenStdin": True,
-        # When the server dies, the attached stream closes. Then stdin ends, and the driver exits, unless it
-        # is to wait for another server.
-        "StdinOnce": not spec.survives,
-        "AttachStdin": True,
-        "AttachStdout": True,
-        "AttachStderr": True,
-        "Tty": False,
-        # Besides NetworkMode "none": the engine then skips its network layer, which halves the start time.
-        "NetworkDisabled": network == "none",
-        "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": {
-            # A container whose driver has exited goes without a server's help. Where it cannot, the next
-            # server's sweep removes it.
-            "AutoRemove": auto_remove,
-            "Init": False,
-            "LogConfig": {"Type": "none", "Config": {}},
-            "NetworkMode": network,
-            "CapDrop": ["ALL"],
-            "SecurityOpt": [
-                "no-new-privileges:true",
-                *([f"seccomp={merging_profile()}"] if spec.merge_pages else []),
-            ],
-            "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={scratch}m"},
-            **({} if runtime is None else {"Runtime": runtime}),
-            **({} if memory is None else {"Memory": memory, "MemorySwap": memory}),
-            **({} if limits.pids is None else {"PidsLimit": limits.pids}),
-            **({} if limits.cpus is None else {"NanoCpus": int(limits.cpus * 1_000_000_000)}),
-        },
-    }
 
 
 def default_network(api: Api) -> str:

@@ -47,8 +47,8 @@ POOL_SIZE = 2 * THREADS
 _CHUNK_BYTES = 1 << 18
 _PATH_STAT_HEADER = "X-Docker-Container-Path-Stat"
 # Of Go's os.FileMode: folder, link, device, pipe, socket, character device, irregular.
-_FOLDER_BIT = 1 << 31
-_FILE_TYPE_BITS = _FOLDER_BIT | 1 << 27 | 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
+FOLDER_BIT = 1 << 31
+_FILE_TYPE_BITS = FOLDER_BIT | 1 << 27 | 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _T = TypeVar("_T")
 
@@ -123,44 +123,29 @@ def check_readable(api: Api, container: str) -> None:
         next(chunks, b"")
 
 
-def is_folder(api: Api, container: str, path: str) -> bool:
-    """Whether a path in a container is a folder or a link to one; False if the container is gone."""
-    url = _archive_url(api, container)
-    return api.head(url, params={"path": f"{path}/."}, timeout=REQUEST_SECONDS).ok
-
-
 def regular_file(api: Api, container: str, path: str) -> str | None:
     """Path of the regular file that a path in a container leads to, without symbolic links.
 
     None if nothing is there. Raises ValueError if something else than a regular file is.
     """
-    path, stat = _followed(api, container, path)
-    if stat is None:
-        return None
-    mode = stat.get("mode")
-    if not isinstance(mode, int) or mode & _FILE_TYPE_BITS:
+    path, mode = followed(api, container, path)
+    if mode is not None and mode & _FILE_TYPE_BITS:
         raise ValueError(f"{path} is no regular file")
-    return path
+    return None if mode is None else path
 
 
-def is_no_folder(api: Api, container: str, path: str) -> bool:
-    """Whether a path in a container, links followed, leads to something that is no folder.
+def followed(api: Api, container: str, path: str) -> tuple[str, int | None]:
+    """Where a path in a container leads to, without symbolic links, and the mode of what is there.
 
-    False where nothing is, and if the engine does not say.
+    The mode is Go's `os.FileMode`: see FOLDER_BIT. It is None if nothing is there, or the container is gone.
     """
-    _, stat = _followed(api, container, path)
-    mode = (stat or {}).get("mode")
-    return isinstance(mode, int) and not mode & _FOLDER_BIT
-
-
-def _followed(api: Api, container: str, path: str) -> tuple[str, JsonObject | None]:
-    """Where a path leads to, without symbolic links, and what is there."""
     # The engine follows the links, within the container's own root.
     stat = _path_stat(api, container, path)
     if stat and stat.get("linkTarget"):
         path = str(stat["linkTarget"])
         stat = _path_stat(api, container, path)
-    return path, stat
+    mode = None if stat is None else stat.get("mode")
+    return path, mode if mode is None or isinstance(mode, int) else -1
 
 
 def _path_stat(api: Api, container: str, path: str) -> JsonObject | None:
@@ -227,22 +212,23 @@ class Engine:
         self._threads = CapacityLimiter(THREADS)
         self._connecting = anyio.Lock()
         self._api: Api | None = None
-        self._failures: list[ProviderUnavailableError] = []
+        self._failure: ProviderUnavailableError | None = None
+        self._failed_at = 0.0
         self.connected = anyio.Event()
         """Set at the first successful connection."""
 
     async def api(self) -> Api:
         """The connected API. Raises ProviderUnavailableError within 3 s, however many callers wait."""
-        failures_before = len(self._failures)
+        asked_at = anyio.current_time()
         async with self._connecting:
             if self._api is None:
                 # Callers that waited for a failed attempt share its result; they do not try one by one.
-                if len(self._failures) > failures_before:
-                    raise ProviderUnavailableError(self._failures[-1].message, **self._failures[-1].data)
+                if self._failure is not None and self._failed_at > asked_at:
+                    raise ProviderUnavailableError(self._failure.message, **self._failure.data)
                 try:
                     self._api = await self._connect()
                 except ProviderUnavailableError as error:
-                    self._failures.append(error)
+                    self._failure, self._failed_at = error, anyio.current_time()
                     raise
                 self.connected.set()
             return self._api

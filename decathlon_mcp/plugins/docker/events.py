@@ -137,7 +137,8 @@ class EventWatch:
 
     def _look_for_missed_exits(self, api: Api) -> None:
         """Report the containers that ended while no events were followed, for example with their engine."""
-        started = from_thread.run_sync(self._started)
+        exits = tuple(self._exits.items())
+        started = [labels for labels, each in exits if each.started and not each.ended.is_set()]
         if not started:
             return
         containers = api.containers(all=True, filters={"label": SANDBOX_LABEL})
@@ -151,13 +152,6 @@ class EventWatch:
                 with suppress(NotFound):
                     state = as_object(api.inspect_container(str(container["Id"])).get("State"))
             from_thread.run_sync(self._report_missed_exit, labels, state)
-
-    def _started(self) -> list[tuple[str, str]]:
-        return [
-            labels
-            for labels, container_exit in self._exits.items()
-            if container_exit.started and not container_exit.ended.is_set()
-        ]
 
     def _report_missed_exit(self, labels: tuple[str, str], state: JsonObject | None) -> None:
         container_exit = self._exits.get(labels)

@@ -138,23 +138,21 @@ class DockerProvider(BaseProvider):
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)
         await self.engine.api()
+        # Until then it is opened again if the engine restarts meanwhile.
         deadline = anyio.current_time() + (RESTART_SECONDS if spec.survives else 0)
         async with AsyncExitStack() as stack:
-            yield await self._enter_new(stack, spec, deadline)
-
-    async def _enter_new(self, stack: AsyncExitStack, spec: SandboxSpec, deadline: float) -> DockerSandbox:
-        """Open a new sandbox on `stack`; again, until `deadline`, if the engine restarts meanwhile."""
-        while True:
-            async with AsyncExitStack() as attempt:
-                container = Container(self._owner, spec, network=self.network, runtime=self.runtime)
-                try:
-                    sandbox = await self._enter(attempt, container, container.open)
-                except ProviderUnavailableError as error:
-                    # Before the attempt ends, which removes the container that it may have created.
-                    await self.engine.wait_for_restart(error, deadline)
-                else:
+            while True:
+                async with AsyncExitStack() as attempt:
+                    container = Container(self._owner, spec, network=self.network, runtime=self.runtime)
+                    try:
+                        sandbox = await self._enter(attempt, container, container.open)
+                    except ProviderUnavailableError as error:
+                        # Before the attempt ends, which removes the container that it may have created.
+                        await self.engine.wait_for_restart(error, deadline)
+                        continue
                     await stack.enter_async_context(attempt.pop_all())
-                    return sandbox
+                    break
+            yield sandbox
 
     @asynccontextmanager
     async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:

@@ -25,13 +25,14 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.plugins.docker.container import Container
 from decathlon_mcp.plugins.docker.engine import (
+    FOLDER_BIT,
     RESTART_SECONDS,
     Api,
     Engine,
     check_readable,
     engine_message,
+    followed,
     get_archive,
-    is_folder,
     log_refusal,
     put_archive,
     raise_api_error,
@@ -40,8 +41,8 @@ from decathlon_mcp.plugins.docker.engine import (
 from decathlon_mcp.plugins.docker.events import ContainerExit
 from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec, check_folder
 from decathlon_mcp.sandboxes.capabilities import MEASURE_SECONDS, Usage
-from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStream, LogTail, SocketStream
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.sandboxes.streams import EndedStream, LogTail, ReadAhead, SocketStream
+from decathlon_mcp.types import as_object
 
 PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """On a busy machine with cgroup v1, the kernel may not stop all processes in the time that runc allows."""
@@ -56,57 +57,32 @@ is in a container can only choose what precedes them."""
 _ERRORS_OF_THE_DISK = ("read-only file system", "input/output error")
 """Ends of messages that nothing in a container can cause, however much it uses."""
 _FRAME_HEADER_BYTES = 8
-_CHUNK_BYTES = 1 << 17
 _STDERR = 2
 _T = TypeVar("_T")
 
 
-class AttachedStream(DirectStream):
+class AttachedStream(SocketStream):
     """stdin and stdout of a container's first process; its stderr is added to `log_tail`.
 
     The engine multiplexes both outputs: a frame is one byte (1 stdout, 2 stderr), three zero bytes, four of
     length, big-endian (Docker Engine API, "Attach to a container").
     """
 
-    def __init__(self, connection: SocketStream, log_tail: LogTail) -> None:
-        self.connection = connection
+    def __init__(self, attached: socket.socket, log_tail: LogTail) -> None:
+        super().__init__(attached)
+        self._data = ReadAhead(attached.fileno(), self._read_stdout)
         self._log_tail = log_tail
-        self._buffer = b""
         self._header = b""
         self._output = 0
         self._frame_remaining = 0
-        self._receiving = anyio.ResourceGuard("reading from")
 
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        with self._receiving:
-            while not self._buffer:
-                self._buffer = self._stdout_in(await self.connection.receive(_CHUNK_BYTES))
-            data, self._buffer = self._buffer[:max_bytes], self._buffer[max_bytes:]
-            return data
-
-    async def receive_each(self, handler: ChunkHandler) -> None:
-        def handle(chunk: bytes) -> float:
-            stdout = self._stdout_in(chunk)
-            return handler(stdout) if stdout else 0.0
-
-        with self._receiving:
-            if self._buffer:
-                stdout, self._buffer = self._buffer, b""
-                if seconds := handler(stdout):
-                    await anyio.sleep(seconds)
-            await self.connection.receive_each(handle)
-
-    def send_now(self, data: bytes | memoryview) -> int:
-        return self.connection.send_now(data)
-
-    async def send(self, item: bytes) -> None:
-        await self.connection.send(item)
-
-    async def send_eof(self) -> None:
-        await self.connection.send_eof()
-
-    async def aclose(self) -> None:
-        await self.connection.aclose()
+    def _read_stdout(self, size: int) -> bytes:
+        """What has arrived of stdout; nothing at the end. Raises BlockingIOError if only other bytes have."""
+        chunk = self._raw.recv(size)
+        stdout = self._stdout_in(chunk)
+        if chunk and not stdout:
+            raise BlockingIOError
+        return stdout
 
     def _stdout_in(self, chunk: bytes) -> bytes:
         """The part of a chunk that is stdout's. Frames begin and end anywhere in it."""
@@ -164,7 +140,7 @@ class DockerSandbox:
         self._stream = self._new_stream(await self.request(self._container.attach))
 
     def _new_stream(self, attached: socket.socket | None) -> AttachedStream | None:
-        return AttachedStream(SocketStream(attached), self._log_tail) if attached else None
+        return AttachedStream(attached, self._log_tail) if attached else None
 
     @property
     def log_tail(self) -> str:
@@ -231,7 +207,7 @@ class DockerSandbox:
         raise ProviderUnavailableError("the engine could not stop the processes of a sandbox")
 
     async def cause_of_end(self) -> str | None:
-        if self._stream is not None and self._stream.connection.ended.is_set():
+        if self._stream is not None and self._stream.ended.is_set():
             with anyio.move_on_after(CAUSE_SECONDS):
                 await self._exit.ended.wait()
         return self._exit.cause
@@ -250,14 +226,20 @@ class DockerSandbox:
 
         def measure(api: Api) -> Usage:
             facts = api.stats(self._container.id, stream=False, one_shot=True)
-            memory, pids = (
-                as_object(facts.get("memory_stats")) or {},
-                as_object(facts.get("pids_stats")) or {},
-            )
+            memory = as_object(facts.get("memory_stats")) or {}
+            pids = as_object(facts.get("pids_stats")) or {}
+            # For what it has written, the engine looks at each file.
+            url = f"{api.base_url}/v{api.api_version}/containers/{self._container.id}/json"
+            response = api.get(url, params={"size": "1"}, timeout=MEASURE_SECONDS, stream=False)
+            raise_api_error(response)
+            try:
+                share = shutil.disk_usage(str(api.info()["DockerRootDir"])).total // max(1, sandboxes)
+            except (OSError, KeyError):  # an engine on another machine
+                share = None
             return Usage(
                 _part(memory.get("usage"), memory.get("limit")),
                 _part(pids.get("current"), pids.get("limit")),
-                _part(_disk_bytes(api, self._container.id), _disk_share(api.info(), sandboxes)),
+                _part(response.json().get("SizeRw"), share),
             )
 
         return await self.request(measure)
@@ -327,27 +309,11 @@ def _part(used: object, limit: object) -> float | None:
     return used / limit if isinstance(used, int) and isinstance(limit, int) and limit > 0 else None
 
 
-def _disk_bytes(api: Api, container: str) -> object:
-    """What a container has written; the engine looks at each file for it."""
-    url = f"{api.base_url}/v{api.api_version}/containers/{container}/json"
-    response = api.get(url, params={"size": "1"}, timeout=MEASURE_SECONDS, stream=False)
-    raise_api_error(response)
-    return response.json().get("SizeRw")
-
-
-def _disk_share(facts: JsonObject, sandboxes: int) -> int | None:
-    """Bytes of the engine's disk for each sandbox; None for an engine on another machine."""
-    try:
-        return shutil.disk_usage(str(facts["DockerRootDir"])).total // max(1, sandboxes)
-    except (OSError, KeyError):
-        return None
-
-
 def _create_folders(api: Api, container: str, folder: PurePosixPath, user: int, group: int) -> None:
     """Create a folder and its parents where they are missing."""
     names: list[str] = []
     existing = folder
-    while existing.name and not is_folder(api, container, str(existing)):
+    while existing.name and not (followed(api, container, str(existing))[1] or 0) & FOLDER_BIT:
         names.insert(0, existing.name)
         existing = existing.parent
     if names:

@@ -29,7 +29,12 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from decathlon_mcp.plugins.inside_archives import pack_archive, unpack_archive
+    from decathlon_mcp.plugins.inside_archives import (
+        drop_capabilities,
+        libc_call,
+        pack_archive,
+        unpack_archive,
+    )
 
 FAILED, FULL = 64, 65
 STOPPED = b"stopped"
@@ -42,8 +47,7 @@ NOBODY = 0xFFFFFFFE
 """A user and group that nobody in a sandbox is."""
 MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
 MNT_DETACH = 2
-PR_SET_SECCOMP, PR_CAPBSET_DROP, SECCOMP_MODE_FILTER = 22, 24, 2
-CAPSET = {"x86_64": 126, "aarch64": 91}
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 STAT_BYTES, COMMAND_LINE_BYTES = 4096, 1 << 20
 STOP_SECONDS = 30
 """How long processes may take to stop; each acts on the signal when it runs next."""
@@ -51,14 +55,13 @@ STOP_SECONDS = 30
 
 def first(root, encoded_filter, *command):
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
         os.chdir(root)
         close_streams()
-        hide_first_process(libc)
-        drop_capabilities(libc)
+        hide_first_process()
+        drop_capabilities()
         program = base64.b64decode(encoded_filter)
         header = struct.pack("@HP", len(program) // 8, ctypes.cast(program, ctypes.c_void_p).value)
-        check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0))
+        libc_call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0)
         os.execvp(command[0], command)
     except (OSError, AttributeError, KeyError) as error:
         print(f"the sandbox's first process cannot be started: {error}", file=sys.stderr)
@@ -76,34 +79,20 @@ def close_streams():
         os.fchown(descriptor, NOBODY, NOBODY)
 
 
-def hide_first_process(libc):
+def hide_first_process():
     """Mount empty folders and an unreadable file over what other processes could read of this process.
 
     Also make the kernel's settings read-only, one of which is who may trace whom.
     """
     for name in HIDDEN_FOLDERS:
-        check(libc.mount(b"none", b"/proc/1/" + name.encode(), b"tmpfs", MS_RDONLY, b"mode=000,size=4k"))
-    check(libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"mode=700,size=4k"))
+        libc_call("mount", b"none", b"/proc/1/" + name.encode(), b"tmpfs", MS_RDONLY, b"mode=000,size=4k")
+    libc_call("mount", b"none", b"/tmp", b"tmpfs", 0, b"mode=700,size=4k")
     os.close(os.open("/tmp/hidden", os.O_WRONLY | os.O_CREAT, 0))
     for name in HIDDEN_FILES:
-        check(libc.mount(b"/tmp/hidden", b"/proc/1/" + name.encode(), None, MS_BIND, None))
-    check(libc.umount2(b"/tmp", MNT_DETACH))
-    check(libc.mount(b"/proc/sys", b"/proc/sys", None, MS_BIND, None))
-    check(libc.mount(None, b"/proc/sys", None, MS_REMOUNT | MS_BIND | MS_RDONLY, None))
-
-
-def drop_capabilities(libc):
-    for capability in range(64):
-        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break
-    header = struct.pack("Ii", 0x20080522, 0)
-    check(libc.syscall(CAPSET[os.uname().machine], header, bytes(24)))
-
-
-def check(result):
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        libc_call("mount", b"/tmp/hidden", b"/proc/1/" + name.encode(), None, MS_BIND, None)
+    libc_call("umount2", b"/tmp", MNT_DETACH)
+    libc_call("mount", b"/proc/sys", b"/proc/sys", None, MS_BIND, None)
+    libc_call("mount", None, b"/proc/sys", None, MS_REMOUNT | MS_BIND | MS_RDONLY, None)
 
 
 def unpack(root):

@@ -22,7 +22,7 @@ import select
 import shutil
 import subprocess
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -42,19 +42,22 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SnapshotError,
 )
-from decathlon_mcp.plugins.gvisor import saving
 from decathlon_mcp.plugins.gvisor.command import (
     CONTAINER,
     ERROR_BYTES,
     INSTALL_RUNSC,
+    SAVE_OPTIONS,
     SAVED,
     STATE_FILE,
     Program,
-    close_program,
+    check_snapshot,
+    describe_snapshot,
     find_runsc,
     inner_command,
     inside_command,
     late_timers,
+    move_snapshot,
+    open_snapshot,
     outer_command,
     runsc_version,
 )
@@ -112,7 +115,7 @@ class GvisorSandbox(NamespaceSandbox):
 
     kernel = "gvisor"
     can_be_saved = True
-    _stopper: subprocess.Popen[bytes] | None = None
+    _stopper: Program | None = None
     """The program inside that has stopped its processes."""
     _snapshot: Snapshot | None = None
     """The snapshot that it is restored from, if any."""
@@ -134,7 +137,7 @@ class GvisorSandbox(NamespaceSandbox):
         return self.files
 
     def restore(self, snapshot: Snapshot) -> None:
-        saving.check(snapshot, self.spec, self._image, runsc_version(find_runsc())[0])
+        check_snapshot(snapshot, self.spec, self._image, runsc_version(find_runsc())[0])
         self._snapshot = snapshot
 
     def start(self) -> None:
@@ -164,7 +167,7 @@ class GvisorSandbox(NamespaceSandbox):
             started=started,
             log=log,
             saved=saved,
-            snapshot=() if self._snapshot is None else saving.open_files(self._snapshot, stack),
+            snapshot=() if self._snapshot is None else open_snapshot(self._snapshot, stack),
         )
         return command, (status, started, log, *descriptors)
 
@@ -241,8 +244,7 @@ class GvisorSandbox(NamespaceSandbox):
 
     def _release(self) -> bool:
         if self._stopper is not None:
-            self._stopper.kill()
-            close_program(self._stopper)
+            self._stopper.close()
         return super()._release()
 
     def _was_paused(self) -> bool:
@@ -279,7 +281,7 @@ class GvisorSandbox(NamespaceSandbox):
 
     def _unpack(self, folder: PurePosixPath, below: PurePosixPath, archive: ArchiveSource) -> None:
         user = self._image.user
-        with self._program("unpack", str(folder)) as program:
+        with closing(self._start_program("unpack", str(folder))) as program:
             program.send(with_owner(archive, user.user, user.group))
             if (code := program.finish()) == FULL:
                 raise files_do_not_fit(folder)
@@ -289,7 +291,7 @@ class GvisorSandbox(NamespaceSandbox):
 
     def _pack(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         limits = str(packing.MAX_ENTRIES), str(packing.MAX_NAME_BYTES)
-        with self._program("pack", str(folder), *limits, capabilities=_READ) as program:
+        with closing(self._start_program("pack", str(folder), *limits, capabilities=_READ)) as program:
             save(program.received(), archive, limit_bytes)
             if (code := program.finish()) == FAILED:
                 raise LimitExceededError(f"cannot copy {folder}: {program.reason}", budget="files")
@@ -299,7 +301,13 @@ class GvisorSandbox(NamespaceSandbox):
         """Give the image's user what the image has in that user's home: it belongs to root inside."""
         user = self._image.user
         arguments = ("own", str(user.home), str(user.user), str(user.group))
-        await self._run(lambda: self._run_as_root(arguments, ("CAP_CHOWN", *_READ)))
+
+        def give() -> None:
+            capabilities = ("CAP_CHOWN", *_READ)
+            with closing(self._start_program(*arguments, capabilities=capabilities, as_root=True)) as program:
+                self._check_exit(program.finish())
+
+        await self._run(give)
 
     @property
     def max_snapshot_bytes(self) -> int:
@@ -318,8 +326,8 @@ class GvisorSandbox(NamespaceSandbox):
             await self._save(new)
 
             def finish() -> Snapshot:
-                saving.describe(new, self.spec, self._image, runsc_version(find_runsc())[0])
-                return saving.move(new, folder)
+                describe_snapshot(new, self.spec, self._image, runsc_version(find_runsc())[0])
+                return move_snapshot(new, folder)
 
             return await to_thread.run_sync(finish, limiter=self._threads)
         except OSError as error:
@@ -344,7 +352,7 @@ class GvisorSandbox(NamespaceSandbox):
                 descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
                 stack.callback(os.close, descriptors[-1])
                 path = f"/proc/self/fd/{descriptors[-1]}"
-            options = (f"--image-path={path}", *saving.SAVE_OPTIONS)
+            options = (f"--image-path={path}", *SAVE_OPTIONS)
             command = inner_command(namespaces, "checkpoint", *options, CONTAINER)
             with anyio.move_on_after(SAVE_SECONDS):
                 result = await anyio.run_process(
@@ -376,21 +384,16 @@ class GvisorSandbox(NamespaceSandbox):
         """
         if self._stopper is not None:
             return True
-        popen = self._stopper = self._start_program(
-            ("stop", str(PAUSED_SECONDS)), ("CAP_KILL",), as_root=True
+        program = self._stopper = self._start_program(
+            "stop", str(PAUSED_SECONDS), capabilities=("CAP_KILL",), as_root=True
         )
-        assert popen.stdout is not None
         poll = select.poll()
-        poll.register(popen.stdout, select.POLLIN)
+        poll.register(program.stdout, select.POLLIN)
         # Its own time limit, and time to start.
-        if poll.poll((STOP_SECONDS + SIGNAL_SECONDS) * 1e3) and popen.stdout.readline().strip() == STOPPED:
+        if poll.poll((STOP_SECONDS + SIGNAL_SECONDS) * 1e3) and program.stdout.readline().strip() == STOPPED:
             return True
         with self._namespaces():
             return False
-
-    def _run_as_root(self, arguments: Sequence[str], capabilities: Sequence[str]) -> None:
-        with self._program(*arguments, capabilities=capabilities, as_root=True) as program:
-            self._check_exit(program.finish())
 
     def _check_exit(self, exit_code: int) -> None:
         """Raises SandboxLostError, ProviderUnavailableError unless the exit code of a program is 0."""
@@ -399,32 +402,17 @@ class GvisorSandbox(NamespaceSandbox):
         with self._namespaces():
             raise ProviderUnavailableError(f"a program in the sandbox ended with exit code {exit_code}")
 
-    @contextmanager
-    def _program(
-        self, *arguments: str, capabilities: Sequence[str] = (), as_root: bool = False
-    ) -> Generator[Program]:
-        """`inside.py`, run in the sandbox; ended when this is exited. Blocks.
-
-        Raises SandboxLostError, ProviderUnavailableError.
-        """
-        popen = self._start_program(arguments, capabilities, as_root=as_root)
-        try:
-            yield Program(popen)
-        finally:
-            # What runs inside ends with its streams.
-            popen.kill()
-            close_program(popen)
-
     def _start_program(
-        self, arguments: Sequence[str], capabilities: Sequence[str], *, as_root: bool
-    ) -> subprocess.Popen[bytes]:
+        self, *arguments: str, capabilities: Sequence[str] = (), as_root: bool = False
+    ) -> Program:
+        """Run `inside.py` in the sandbox. Blocks. Raises SandboxLostError."""
         user = self._image.user
         options = ["--cwd=/", "--user=0:0" if as_root else f"--user={user.user}:{user.group}"]
         options += [f"--cap={name}" for name in capabilities]
         program = inside_command(self._image, *arguments)
         with self._namespaces() as namespaces:
             command = inner_command(namespaces, "exec", *options, CONTAINER, *program)
-            return subprocess.Popen(
+            popen = subprocess.Popen(
                 [*as_user(self._user), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -434,6 +422,7 @@ class GvisorSandbox(NamespaceSandbox):
                 pass_fds=[descriptor for _, descriptor in namespaces],
                 start_new_session=True,
             )
+            return Program(popen)
 
 
 def _not_restored(error: ProviderUnavailableError) -> SnapshotError:

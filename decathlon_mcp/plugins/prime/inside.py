@@ -21,7 +21,6 @@ own. It does not see FOLDER, where there are:
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import glob
@@ -29,14 +28,19 @@ import json
 import os
 import select
 import signal
-import struct
 import sys
 import threading
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from decathlon_mcp.plugins.inside_archives import CHUNK, pack_archive, unpack_archive
+    from decathlon_mcp.plugins.inside_archives import (
+        CHUNK,
+        drop_capabilities,
+        libc_call,
+        pack_archive,
+        unpack_archive,
+    )
 
 FOLDER = "/tmp/decathlon"
 PART_BYTES = 8 << 20
@@ -48,8 +52,7 @@ PAUSE_SECONDS = 30
 """How long the processes inside may take to end after SIGKILL."""
 NEWNS, NEWIPC, NEWPID = 0x20000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC_PRIVATE = 2, 4, 8, 0x4000 | 0x40000
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 24, 38, 47
-CAPSET = {"x86_64": 126, "aarch64": 91}
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 38, 47
 
 
 # The first process
@@ -122,7 +125,7 @@ def run_first_process(config, outputs):
         size = b"mode=1777,size=%dm" % config["scratch_mib"]
         libc_call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, size)
         os.chdir(config["root"])
-        drop_capabilities()
+        give_up_privileges()
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
                 signal.signal(number, signal.SIG_DFL)
@@ -283,7 +286,7 @@ def unpack(prefix, root):
 
     os.makedirs(root, exist_ok=True)
     parts = subprocess.Popen(["cat", *names], stdout=subprocess.PIPE)
-    drop_capabilities()
+    give_up_privileges()
     unpack_archive(parts.stdout, root)
     for name in names:
         os.unlink(name)
@@ -299,7 +302,7 @@ def pack(prefix, root, limit, max_entries, max_name_bytes):
     parts = Parts(prefix, int(limit))
     answer = {}
     try:
-        drop_capabilities()
+        give_up_privileges()
         pack_archive(root, parts, int(max_entries), int(max_name_bytes))
     except OverflowError as error:
         answer = {"tooLarge": str(error)}
@@ -312,23 +315,10 @@ def pack(prefix, root, limit, max_entries, max_name_bytes):
 # The kernel
 
 
-def libc_call(name, *arguments):
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, name)(*arguments) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
-
-
-def drop_capabilities():
-    for capability in range(64):
-        try:
-            libc_call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
-        except OSError:
-            break
+def give_up_privileges():
+    drop_capabilities()
     libc_call("prctl", PR_CAP_AMBIENT, 4, 0, 0, 0)
     libc_call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    header = struct.pack("Ii", 0x20080522, 0)
-    libc_call("syscall", CAPSET[os.uname().machine], header, bytes(24))
 
 
 def out_of_memory_kills():
@@ -346,14 +336,8 @@ def write_file(path, text):
 
 
 if __name__ == "__main__":
-    commands = {
-        "start": start,
-        "attach": attach,
-        "status": status,
-        "pause": pause,
-        "unpack": unpack,
-        "pack": pack,
-    }
+    functions = (start, attach, status, pause, unpack, pack)
+    commands = {function.__name__: function for function in functions}
     command, *rest = sys.argv[1:]
     os.makedirs(FOLDER, 0o700, exist_ok=True)
     with open(f"{FOLDER}/lock", "w") as lock:

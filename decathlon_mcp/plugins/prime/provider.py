@@ -6,21 +6,22 @@ be taken for a failure of the service. Files go in and out in parts, and streams
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import anyio
 import anyio.to_thread
 from anyio import CancelScope, CapacityLimiter
 from pydantic import BaseModel, Field
 
-from decathlon_mcp.background import finish, run_alone
+from decathlon_mcp.background import finish
 from decathlon_mcp.errors import (
     DecathlonError,
     ImageError,
@@ -28,7 +29,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.plugins.prime.sandbox import PrimeSandbox
-from decathlon_mcp.plugins.prime.sdk import ENDED, Client, Facts, Sdk
+from decathlon_mcp.plugins.prime.sdk import ENDED, Sdk
 from decathlon_mcp.sandboxes.base import (
     CHECK_SECONDS,
     BaseProvider,
@@ -41,6 +42,10 @@ from decathlon_mcp.sandboxes.base import (
 )
 from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin, provider_folder
 from decathlon_mcp.telemetry.logs import fields
+
+if TYPE_CHECKING:
+    from prime_sandboxes import AsyncSandboxClient
+    from prime_sandboxes import Sandbox as Facts
 
 OWNER_LABEL, SANDBOX_LABEL = "decathlon-owner", "decathlon-sandbox"
 PAGE = 100
@@ -60,35 +65,43 @@ REOPEN_SECONDS = 120
 _log = logging.getLogger(__name__)
 
 
+class PrimeOptions(BaseModel):
+    """See `ProviderPlugin.options`."""
+
+    per_minute: Annotated[
+        float,
+        Field(ge=1, le=6000, description="largest number of sandboxes created in a minute, by default 60"),
+    ] = 60
+    lifetime_minutes: Annotated[
+        int, Field(ge=1, le=24 * 60, description="age at which the service removes a sandbox, by default 360")
+    ] = 360
+    disk_gib: Annotated[
+        float, Field(ge=1, le=1000, description="size of each sandbox's disk, by default 10")
+    ] = 10
+    region: Annotated[
+        str | None, Field(description="where sandboxes run, by default the service's choice")
+    ] = None
+
+
 class PrimeProvider(BaseProvider):
     """Opens sandboxes labelled with `owner`. `folder` holds the SDK's file of tokens.
 
-    `lifetime_minutes`: the service removes every sandbox at that age, also if no server is left. `per_minute`
-    bounds the creations: above its own limit the service refuses, and the SDK waits without a sign.
+    The service removes every sandbox at its lifetime, also if no server is left. `per_minute` bounds the
+    creations: above its own limit the service refuses, and the SDK waits without a sign.
     """
 
     name = "prime"
     isolation: Isolation = "container"
     unlimited: tuple[LimitName, ...] = ("pids",)
 
-    def __init__(
-        self,
-        owner: str,
-        folder: Path,
-        *,
-        at_once: int = 4,
-        per_minute: float = 60,
-        lifetime_minutes: int = 360,
-        disk_gib: float = 10,
-        region: str | None = None,
-    ) -> None:
+    def __init__(self, owner: str, folder: Path, options: PrimeOptions, *, at_once: int = 4) -> None:
         super().__init__(owner)
         self._folder = folder
         self._sdk = Sdk()
-        self._shape = {"timeout_minutes": lifetime_minutes, "disk_size_gb": disk_gib, "region": region}
-        self._client: Client | None = None
+        self._options = options
+        self._client: AsyncSandboxClient | None = None
         self._openings = CapacityLimiter(at_once)
-        self._pause_seconds = 60 / per_minute
+        self._pause_seconds = 60 / options.per_minute
         self._next_creation = 0.0
 
     async def __aenter__(self) -> Self:
@@ -112,7 +125,7 @@ class PrimeProvider(BaseProvider):
             (self._folder / f"{self._owner}.json").unlink(missing_ok=True)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> AsyncSandboxClient:
         assert self._client is not None, "the provider has not been entered"
         return self._client
 
@@ -127,53 +140,42 @@ class PrimeProvider(BaseProvider):
         self._check_name(spec.name)
         if spec.image is None:
             raise ImageError("the prime provider needs an image, and none is configured")
-        creation = _Creation()
+        creation: asyncio.Task[PrimeSandbox] | None = None
         self._open_names.add(spec.name)
-        try:
-            self._tasks.start_soon(run_alone, self._create, spec, creation)
-            await creation.finished.wait()
-            if creation.error is not None:
-                raise creation.error
-            assert creation.sandbox is not None
-            with self._sdk.errors(opening=True):
-                await self.client.wait_for_creation(creation.sandbox.id)
-                if spec.network == "none":
-                    await self._seal(creation.sandbox.id)
-            await creation.sandbox.start()
-            yield creation.sandbox
-        finally:
-            if creation.sandbox is not None:
-                creation.sandbox.mark_closed()
-            creation.cancelled = True
-            await finish(self._tasks, lambda: self._remove(self._owner, spec.name, creation))
-
-    async def _create(self, spec: SandboxSpec, creation: _Creation) -> None:
-        """Ask for a sandbox. A task of its own: a request that is cancelled may have created one."""
         try:
             async with self._openings:
                 await self._wait_for_turn()
-                if creation.cancelled:
-                    return
-                limits = spec.limits
-                memory = (limits.memory_mib or 4096) / 1024
-                request = self._sdk.request(
-                    name=f"decathlon-{spec.name}",
-                    docker_image=spec.image,
-                    cpu_cores=limits.cpus or 2.0,
-                    memory_gb=memory,
-                    labels=_labels(self._owner, spec.name),
-                    network_allowlist=[] if spec.network == "none" else None,
-                    idempotency_key=secrets.token_hex(16),
-                    **self._shape,
-                )
-                creation.requested = True
-                with CancelScope(shield=True), self._sdk.errors(opening=True):
-                    facts = await self.client.create(request)
-                    creation.sandbox = PrimeSandbox(self._sdk, self.client, spec, facts.id)
-        except DecathlonError as error:
-            creation.error = error
+                # A task of its own: a request that is cancelled may have created a sandbox.
+                creation = asyncio.create_task(self._create(spec))
+                sandbox = await asyncio.shield(creation)
+            with self._sdk.errors(opening=True):
+                await self.client.wait_for_creation(sandbox.id)
+                if spec.network == "none":
+                    await self._seal(sandbox.id)
+            await sandbox.start()
+            yield sandbox
         finally:
-            creation.finished.set()
+            if creation is None:
+                self._open_names.discard(spec.name)
+            else:
+                await finish(self._tasks, lambda: self._remove(self._owner, spec.name, creation=creation))
+
+    async def _create(self, spec: SandboxSpec) -> PrimeSandbox:
+        """Ask for a sandbox. Raises what `open` raises."""
+        request = self._sdk.request(
+            name=f"decathlon-{spec.name}",
+            docker_image=spec.image,
+            cpu_cores=spec.limits.cpus or 2.0,
+            memory_gb=(spec.limits.memory_mib or 4096) / 1024,
+            labels=_labels(self._owner, spec.name),
+            network_allowlist=[] if spec.network == "none" else None,
+            idempotency_key=secrets.token_hex(16),
+            timeout_minutes=self._options.lifetime_minutes,
+            disk_size_gb=self._options.disk_gib,
+            region=self._options.region,
+        )
+        with self._sdk.errors(opening=True):
+            return PrimeSandbox(self._sdk, self.client, spec, (await self.client.create(request)).id)
 
     async def _seal(self, sandbox_id: str) -> None:
         """Wait until nothing can leave the sandbox. Raises ProviderUnavailableError."""
@@ -197,15 +199,14 @@ class PrimeProvider(BaseProvider):
     async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[PrimeSandbox]:
         self._check_name(spec.name)
         self._open_names.add(spec.name)
-        creation, leave_running = _Creation(requested=True), False
-        creation.finished.set()
+        sandbox: PrimeSandbox | None = None
+        leave_running = False
         try:
             try:
                 found = await self._find(owner, spec.name)
                 if not found:
-                    creation.requested = False
                     raise SandboxLostError(f"there is no sandbox named {spec.name} of this owner")
-                sandbox = creation.sandbox = PrimeSandbox(self._sdk, self.client, spec, found[0].id)
+                sandbox = PrimeSandbox(self._sdk, self.client, spec, found[0].id)
                 if found[0].status in ENDED or not spec.survives:
                     raise SandboxLostError("the sandbox has ended")
                 await sandbox.reattach()
@@ -214,26 +215,35 @@ class PrimeProvider(BaseProvider):
                 raise
             yield sandbox
         finally:
-            if creation.sandbox is not None:
-                creation.sandbox.mark_closed()
             if leave_running:
                 self._open_names.discard(spec.name)
             else:
-                await finish(self._tasks, lambda: self._remove(owner, spec.name, creation))
+                await finish(self._tasks, lambda: self._remove(owner, spec.name, sandbox))
 
-    async def _remove(self, owner: str, name: str, creation: _Creation) -> None:
-        """Remove a sandbox, in bounded time. Never raises."""
+    async def _remove(
+        self,
+        owner: str,
+        name: str,
+        sandbox: PrimeSandbox | None = None,
+        *,
+        creation: asyncio.Task[PrimeSandbox] | None = None,
+    ) -> None:
+        """Remove a sandbox, in bounded time. Never raises. `creation`: the request for it."""
         reason = "no answer"
         try:
             with anyio.move_on_after(REMOVE_SECONDS):
-                if not creation.requested:
-                    return  # and never will be
-                await creation.finished.wait()
-                if creation.sandbox is not None:
-                    await creation.sandbox.release()
+                if creation is not None:
+                    with suppress(Exception):  # which the opening has raised
+                        sandbox = await asyncio.shield(creation)
+                if sandbox is not None:
+                    await sandbox.release()
                 for seconds in (*REMOVE_RETRY_SECONDS, 0):
                     try:
-                        await self._delete(owner, name, creation)
+                        with self._sdk.errors():
+                            # If the request was not answered, nobody knows the id.
+                            found = await self._find(owner, name) if sandbox is None else [sandbox]
+                            for each in found:
+                                await self.client.delete(each.id)
                     except SandboxLostError:
                         return
                     except Exception as error:  # noqa: BLE001  (tried again, whatever it is)
@@ -244,17 +254,6 @@ class PrimeProvider(BaseProvider):
             _log.error("A sandbox was left behind", extra=fields(sandbox=name, why=reason))
         finally:
             self._open_names.discard(name)
-
-    async def _delete(self, owner: str, name: str, creation: _Creation) -> None:
-        if not creation.requested:
-            return
-        with self._sdk.errors():
-            if creation.sandbox is not None:
-                await self.client.delete(creation.sandbox.id)
-                return
-            # The request was not answered: nobody knows its id, and it may have been served.
-            for facts in await self._find(owner, name):
-                await self.client.delete(facts.id)
 
     async def _find(self, owner: str, name: str | None = None) -> list[Facts]:
         """The sandboxes with these labels that have not been removed. Raises ProviderUnavailableError."""
@@ -283,10 +282,18 @@ class PrimeProvider(BaseProvider):
         return len(doomed)
 
     async def sandboxes(self, owner: str) -> dict[str, bool]:
-        """The sandboxes of an owner: whether each runs, by name. Raises ProviderUnavailableError."""
+        """See `Inventory`."""
         with anyio.move_on_after(LIST_SECONDS):
             return {_name_of(facts): facts.status not in ENDED for facts in await self._find(owner)}
         raise ProviderUnavailableError(f"Prime did not list its sandboxes within {LIST_SECONDS:g} s")
+
+    async def owners(self) -> set[str]:
+        """See `Inventory`."""
+        return set()  # the account's other sandboxes can belong to servers on other state folders
+
+    async def remove(self, owner: str) -> None:
+        """See `Inventory`."""
+        await self.sweep(owner)
 
     async def check(self, image: str | None) -> list[Finding]:
         key = bool(self.client.client.api_key)
@@ -314,17 +321,6 @@ class PrimeProvider(BaseProvider):
         return findings
 
 
-class _Creation:
-    """A request for a sandbox, and what became of it."""
-
-    def __init__(self, *, requested: bool = False) -> None:
-        self.requested = requested
-        self.cancelled = False
-        self.finished = anyio.Event()
-        self.sandbox: PrimeSandbox | None = None
-        self.error: DecathlonError | None = None
-
-
 def _labels(owner: str, name: str | None = None) -> list[str]:
     labels = [f"{OWNER_LABEL}={owner}"]
     return labels if name is None else [*labels, f"{SANDBOX_LABEL}={name}"]
@@ -335,54 +331,21 @@ def _name_of(facts: Facts) -> str:
     return next((label.removeprefix(prefix) for label in facts.labels if label.startswith(prefix)), facts.id)
 
 
-class PrimeOptions(BaseModel):
-    """See `ProviderPlugin.options`."""
-
-    per_minute: float = Field(
-        60, ge=1, le=6000, description="largest number of sandboxes created in a minute, by default 60"
-    )
-    lifetime_minutes: int = Field(
-        360, ge=1, le=24 * 60, description="age at which the service removes a sandbox, by default 360"
-    )
-    disk_gib: float = Field(10, ge=1, le=1000, description="size of each sandbox's disk, by default 10")
-    region: str | None = Field(None, description="where sandboxes run, by default the service's choice")
-
-
 def create(context: ProviderContext[PrimeOptions]) -> PrimeProvider:
     """The provider of one server. Raises SettingsError."""
-    return PrimeProvider(
-        context.owner, context.folder, at_once=context.max_opening, **context.options.model_dump()
-    )
-
-
-class PrimeInventory:
-    """The account's sandboxes. `provider`: opens no sandbox, and is entered."""
-
-    name = PrimeProvider.name
-
-    def __init__(self, provider: PrimeProvider) -> None:
-        self._provider = provider
-
-    async def sandboxes(self, owner: str) -> dict[str, bool]:
-        return await self._provider.sandboxes(owner)
-
-    async def owners(self) -> set[str]:
-        return set()  # the account's other sandboxes can belong to servers on other state folders
-
-    async def remove(self, owner: str) -> None:
-        await self._provider.sweep(owner)
+    return PrimeProvider(context.owner, context.folder, context.options, at_once=context.max_opening)
 
 
 @asynccontextmanager
-async def inventory(state: Path) -> AsyncGenerator[PrimeInventory]:
+async def inventory(state: Path) -> AsyncGenerator[PrimeProvider]:
     """The sandboxes of the account that is configured here.
 
     Raises SettingsError without the SDK, ProviderUnavailableError if the service does not answer.
     """
     owner = f"gc-{os.getpid()}"
-    async with PrimeProvider(owner, provider_folder(state, PrimeProvider.name)) as provider:
+    async with PrimeProvider(owner, provider_folder(state, PrimeProvider.name), PrimeOptions()) as provider:
         await provider.sandboxes(owner)  # has none: this asks whether the service answers
-        yield PrimeInventory(provider)
+        yield provider
 
 
 PROVIDER = ProviderPlugin(create, options=PrimeOptions, inventory=inventory, reopen_seconds=REOPEN_SECONDS)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -27,7 +27,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.plugins.inside_archives import program_inside
-from decathlon_mcp.plugins.prime.sdk import ENDED, Client, CommandResult, Sdk
+from decathlon_mcp.plugins.prime.sdk import ENDED, Sdk
 from decathlon_mcp.sandboxes.base import (
     CAUSE_SECONDS,
     OUT_OF_MEMORY,
@@ -36,6 +36,9 @@ from decathlon_mcp.sandboxes.base import (
 )
 from decathlon_mcp.sandboxes.streams import EndedStream, LogTail
 from decathlon_mcp.types import JsonObject, as_object
+
+if TYPE_CHECKING:
+    from prime_sandboxes import AsyncSandboxClient, CommandResponse
 
 PROGRAM, FOLDER = "/tmp/decathlon.py", "/tmp/decathlon"
 """`inside.py`, and the folder of its files and of archives on their way. The first process has a /tmp of its
@@ -66,7 +69,7 @@ class PrimeSandbox:
 
     image_digest: str | None = None  # the service does not say
 
-    def __init__(self, sdk: Sdk, client: Client, spec: SandboxSpec, sandbox_id: str) -> None:
+    def __init__(self, sdk: Sdk, client: AsyncSandboxClient, spec: SandboxSpec, sandbox_id: str) -> None:
         self.id = sandbox_id
         self.spec = spec
         self._sdk = sdk
@@ -151,7 +154,8 @@ class PrimeSandbox:
                 await attachment.release()
 
     async def release(self) -> None:
-        """Drop the connection to the service; the sandbox is about to be deleted."""
+        """Drop the connection to the service. From now on, methods raise SandboxLostError."""
+        self._closed = True
         if self._attachment is not None:
             await self._attachment.release()
 
@@ -219,10 +223,6 @@ class PrimeSandbox:
             return await self._ask() and self._end is None and not self._paused
         return False
 
-    def mark_closed(self) -> None:
-        """From now on, methods raise SandboxLostError."""
-        self._closed = True
-
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxLostError("the sandbox has been closed")
@@ -256,7 +256,7 @@ class PrimeSandbox:
     async def _execute(self, command: str, *, opening: bool = False) -> str:
         """What a command prints. It may run more than once."""
 
-        async def execute() -> CommandResult:
+        async def execute() -> CommandResponse:
             self._check_open()
             with self._sdk.errors(opening=opening):
                 return await self._client.execute_command(self.id, command, timeout=COMMAND_SECONDS)

@@ -1,4 +1,4 @@
-"""The parts of Prime's SDK that are used, with types. It is imported when a provider is created.
+"""Prime's SDK, which is imported when a provider is created, and its errors.
 
 Checked with prime-sandboxes 0.5.1.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -23,62 +23,13 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY
 from decathlon_mcp.telemetry.logs import fields
 
+if TYPE_CHECKING:
+    from prime_sandboxes import AsyncSandboxClient, CreateSandboxRequest
+
 ENDED = frozenset({"ERROR", "TERMINATED", "TIMEOUT", "STOPPED"})
 """Statuses of sandboxes that never run again."""
 
 _log = logging.getLogger(__name__)
-
-
-class Facts(Protocol):
-    """What the service says about a sandbox."""
-
-    id: str
-    status: str
-    labels: list[str]
-
-
-class Listing(Protocol):
-    sandboxes: Sequence[Facts]
-    has_next: bool
-
-
-class EgressPolicy(Protocol):
-    """What the service lets out of a sandbox; an empty `policy.allowlist` lets nothing out."""
-
-    policy: Any
-    applied: bool
-
-
-class CommandResult(Protocol):
-    stdout: str
-    stderr: str
-    exit_code: int
-
-
-class Client(Protocol):
-    """The part of `AsyncSandboxClient` that is used."""
-
-    client: Any
-
-    async def create(self, request: Any) -> Facts: ...
-    async def wait_for_creation(self, sandbox_id: str, max_attempts: int = 60) -> None: ...
-    async def get(self, sandbox_id: str) -> Facts: ...
-    async def list(
-        self, *, labels: list[str], page: int = 1, per_page: int = 50, exclude_terminated: bool
-    ) -> Listing: ...
-    async def delete(self, sandbox_id: str) -> Any: ...
-    async def bulk_delete(self, sandbox_ids: list[str]) -> Any: ...
-    async def execute_command(self, sandbox_id: str, command: str, *, timeout: int) -> CommandResult: ...
-    async def open_process(self, sandbox_id: str, command: str) -> Any: ...
-    async def upload_bytes(
-        self, sandbox_id: str, file_path: str, file_bytes: bytes, filename: str, timeout: int
-    ) -> Any: ...
-    async def download_file(
-        self, sandbox_id: str, file_path: str, local_file_path: str, timeout: int
-    ) -> None: ...
-    async def get_network(self, sandbox_id: str) -> EgressPolicy: ...
-    async def set_network(self, sandbox_id: str, *, deny: list[str]) -> EgressPolicy: ...
-    async def aclose(self) -> None: ...
 
 
 class Sdk:
@@ -92,14 +43,14 @@ class Sdk:
                 f"--provider prime needs Prime's SDK ({error}); in the clone: pip install '.[server,prime]'"
             ) from error
 
-    def client(self, auth_file: Path) -> Client:
+    def client(self, auth_file: Path) -> AsyncSandboxClient:
         """A client of the account in PRIME_API_KEY or ~/.prime/config.json."""
-        client: Any = self._package.AsyncSandboxClient()
+        client: AsyncSandboxClient = self._package.AsyncSandboxClient()
         # By default it is one file for all processes of a user, which they overwrite while others read it.
-        client._auth_cache._cache_file = auth_file
+        cast("Any", client)._auth_cache._cache_file = auth_file
         return client
 
-    def request(self, **values: Any) -> Any:
+    def request(self, **values: Any) -> CreateSandboxRequest:
         """A request for a sandbox. Raises SettingsError for values that the service does not take."""
         try:
             return self._package.CreateSandboxRequest(**values)

@@ -79,7 +79,7 @@ def doctor(
         Print `{"ready": ..., "findings": [...]}`.
     """
     if unpack is not None:
-        from decathlon_mcp.plugins.docker.unpacking import unpack_for_host
+        from decathlon_mcp.plugins.docker.image import unpack_for_host
 
         return run_async(unpack_for_host, unpack[0], unpack[1].absolute())
     return run_async(print_findings, settings, host, port, json)

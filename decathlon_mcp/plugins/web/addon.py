@@ -2,8 +2,8 @@
 
 It runs from a copy, since mitmproxy loads a script again, without its state, when the file changes.
 
-Every connection comes from the server, which announces the port that it will come from and the session that
-it belongs to. Any other is closed. The modes of the proxy:
+Every connection comes from the server and begins with a request of the server (`exchanges.py`). Any other is
+closed. The modes of the proxy:
 
 - `regular`: clients that use HTTP_PROXY and HTTPS_PROXY;
 - `reverse:http` and `reverse:https`: clients that were led here by name resolution, whose requests have only
@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hmac
 import json
 import os
 import re
+import secrets
 import socket
 import sys
-from collections import Counter
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,8 @@ from decathlon_mcp.plugins.web.connections import (
     MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     Client,
+    LimitedReader,
     Sandbox,
-    SandboxReader,
-    SiteReader,
 )
 from decathlon_mcp.plugins.web.exchanges import (
     MAX_LINE_BYTES,
@@ -74,13 +74,11 @@ MAX_PATH_BYTES = 16 << 10
 RESOLVE_SECONDS = 20.0
 """How long the name of a site may take to be resolved. A sandbox has `MAX_RESOLVING` at a time."""
 RESOLVERS = 32
-ANNOUNCED_SECONDS = 30.0
-"""How long a connection that the server has announced may take to arrive."""
+FIRST_LINE_SECONDS = 30.0
+"""How long a connection may take to send the server's request."""
 GARBAGE_BYTES = 8 << 20
 CANCELLED = "connection cancelled"
 """mitmproxy's error of a connection to a site that nobody waits for any more."""
-MAX_LOGGED = 10
-MAX_LOGGED_CHARACTERS = 300
 CONDITIONS = ("If-None-Match", "If-Modified-Since", "If-Match", "If-Unmodified-Since", "If-Range")
 """Removed from requests: the recording needs the whole response, and a replay ignores them."""
 
@@ -89,17 +87,15 @@ class RecordingProxy:
     """The addon: mitmproxy's hooks, and the requests of the server."""
 
     def __init__(self) -> None:
-        # Nothing else may write to the control channel.
+        # Nothing else may write there.
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self._configuration: Configuration | None = None
         self._recordings: dict[Path, SharedRecording] = {}
         self._sandboxes: dict[str, Sandbox] = {}
-        self._episodes: dict[str, list[Session]] = {}
-        self._announced: dict[int, Sandbox] = {}
         self._clients: dict[str, Client] = {}
         self._names: dict[str, tuple[str, int]] = {}  # by server connection, while it is being opened
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._token = secrets.token_hex(16)
         self._garbage_bytes = 0
 
     # The server's requests
@@ -109,12 +105,7 @@ class RecordingProxy:
         gc.freeze()  # so that `_collect_garbage` is short
         # Every executor's thread of the loop may wait for a resolver.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(RESOLVERS))
-        self._start(self._serve())
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
         try:
@@ -122,38 +113,44 @@ class RecordingProxy:
             loop = asyncio.get_running_loop()
             await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
             self._configuration = Configuration(**json.loads(await reader.readline()))
-            self._send(asdict(self._ready()))
-            while line := await reader.readline():
-                # Each by itself: a file that is locked delays only the episodes that use it.
-                self._start(self._answer(**json.loads(line)))
+            self._output.write(json.dumps(asdict(self._ready())) + "\n")
+            self._output.flush()
+            await reader.read()
         finally:
             for recording in self._recordings.values():
                 recording.close()
             ctx.master.shutdown()
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._output.write(json.dumps(message) + "\n")
-        self._output.flush()
 
     def _ready(self) -> Ready:
         servers = ctx.master.addons.get("proxyserver").servers
         names = {"": "proxy", "http:/": "http", "https:": "https"}
         listeners = {names[server.mode.data[:6]]: server.listen_addrs[0][:2] for server in servers}
         authority = Path(ctx.options.confdir).expanduser() / "mitmproxy-ca-cert.pem"
-        return Ready(listeners, authority.read_text("ascii"))
+        return Ready(listeners, authority.read_text("ascii"), self._token)
 
-    async def _answer(self, id: int, do: str, **arguments: Any) -> None:  # noqa: A002
+    async def client_connected(self, client: connection.Client) -> None:
+        """Answer the request with which a connection begins. Only a sandbox's goes on after that."""
+        client.error = "the connection is no sandbox's"
+        streams = _streams(client, client)
+        try:
+            async with asyncio.timeout(FIRST_LINE_SECONDS):
+                token, _, line = (await streams.reader.readline()).partition(b" ")
+        except (OSError, ValueError):  # it has not come, or is too long
+            return
+        if not hmac.compare_digest(token, self._token.encode()):
+            return
         requests = {
             "open": self._open,
-            "connect": self._connect,
+            "connect": partial(self._connect, client),
             "counts": self._counts,
             "close": self._close,
         }
+        request = json.loads(line)
         try:
-            answer = await requests[do](**arguments)
+            answer = await requests[request.pop("do")](**request)
         except (RecordingError, KeyError, ValueError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        self._send({"id": id, **answer})
+        streams.writer.write(json.dumps(answer).encode() + b"\n")
 
     async def _open(self, **arguments: Any) -> dict[str, Any]:
         assert self._configuration is not None
@@ -162,72 +159,64 @@ class RecordingProxy:
         recording = self._recordings.setdefault(
             path, SharedRecording(path, configuration.max_recording_bytes)
         )
-        session = Session(spec.session, spec.mode, spec.part, recording, configuration.max_response_bytes)
-        recording.sessions.add(session.id)
+        session = Session(spec.episode, spec.mode, spec.part, recording, configuration.max_response_bytes)
+        self._sandboxes[spec.session] = Sandbox(session, configuration.request_seconds)
         try:
-            await recording.open()
+            await recording.run(lambda opened: opened.id)
         except RecordingError:
-            self._release(session)
+            self._release(spec.session)
             raise
-        self._sandboxes[session.id] = Sandbox(session, configuration.request_seconds)
-        self._episodes.setdefault(spec.episode, []).append(session)
         return {}
 
-    def _release(self, session: Session) -> None:
-        if session.recording.release(session.id):
-            del self._recordings[session.recording.path]
+    def _release(self, name: str) -> None:
+        """End a session, and close its recording if no other uses it."""
+        recording = self._sandboxes.pop(name).session.recording
+        if all(sandbox.session.recording is not recording for sandbox in self._sandboxes.values()):
+            recording.close()
+            del self._recordings[recording.path]
 
-    async def _connect(self, session: str, port: int) -> dict[str, Any]:
-        """Let a connection from this port be the session's. Raises ValueError if it has too many."""
+    async def _connect(self, client: connection.Client, session: str) -> dict[str, Any]:
+        """Let a connection be the session's. Raises ValueError if it has too many."""
         sandbox = self._sandboxes[session]
-        await sandbox.turns.wait()
-        announced = sum(other is sandbox for other in self._announced.values())
-        if len(sandbox.clients) + announced >= MAX_CONNECTIONS:
+        await sandbox.turn()
+        if len(sandbox.clients) >= MAX_CONNECTIONS:
             raise ValueError(f"the sandbox has {MAX_CONNECTIONS} connections already")
-        self._announced[port] = sandbox
-        # The server may not come: it gives up where the sandbox has closed its end meanwhile.
-        asyncio.get_running_loop().call_later(ANNOUNCED_SECONDS, self._forget, sandbox, port)
-        return {}
-
-    def _forget(self, sandbox: Sandbox, port: int) -> None:
-        if self._announced.get(port) is sandbox:
-            del self._announced[port]
-
-    async def _counts(self, episode: str) -> dict[str, Any]:
-        sessions = self._episodes.get(episode, [])
-        await asyncio.gather(*(session.settled() for session in sessions))
-        counts = sum((session.counts for session in sessions), Counts())
-        problem = next((session.problem for session in sessions if session.problem), "")
-        return asdict(EpisodeCounts(counts, problem, _most_missed(sessions)))
-
-    async def _close(self, episode: str) -> dict[str, Any]:
-        answer = await self._counts(episode)
-        sessions, counts = self._episodes.pop(episode, []), Counts(**answer["counts"])
-        # A regrading has only the evaluator's requests, which say nothing about another rollout.
-        if counts != Counts() and any(session.part == "agent" for session in sessions):
-            digest, now = requests_digest(sessions), datetime.now(UTC).isoformat()
-            rollout = Rollout(episode, sessions[0].mode, digest, counts, now)
-            await sessions[0].recording.run(Recording.add_rollout, rollout)
-        for session in sessions:
-            for key, count in session.missed.items():
-                await session.recording.run(Recording.add_unanswered, session.part, key, count)
-            del self._sandboxes[session.id]
-            self._release(session)
-        return answer
-
-    # mitmproxy's hooks
-
-    def client_connected(self, client: connection.Client) -> None:
-        sandbox = self._announced.pop(client.peername[1], None)
-        if sandbox is None:
-            client.error = "the connection was not announced"
-            return
+        client.error = None
         streams = _streams(client, client)
         ours = Client(sandbox, streams.writer.transport.get_write_buffer_size)
         ours.transports.add(streams.writer.transport)
-        streams.reader = SandboxReader(ours, streams.reader)
+        streams.reader = LimitedReader(ours, streams.reader)
         sandbox.clients.add(ours)
         self._clients[client.id] = ours
+        return {}
+
+    def _sessions(self, episode: str) -> dict[str, Session]:
+        found = {name: sandbox.session for name, sandbox in self._sandboxes.items()}
+        return {name: session for name, session in found.items() if session.episode == episode}
+
+    async def _counts(self, episode: str) -> dict[str, Any]:
+        sessions = self._sessions(episode).values()
+        await asyncio.gather(*(session.settled() for session in sessions))
+        counts = sum((session.counts for session in sessions), Counts())
+        problem = next((session.problem for session in sessions if session.problem), "")
+        return asdict(EpisodeCounts(counts, problem))
+
+    async def _close(self, episode: str) -> dict[str, Any]:
+        answer = await self._counts(episode)
+        sessions, counts = self._sessions(episode), Counts(**answer["counts"])
+        # A regrading has only the evaluator's requests, which say nothing about another rollout.
+        if counts != Counts() and any(session.part == "agent" for session in sessions.values()):
+            digest, now = requests_digest(sessions.values()), datetime.now(UTC).isoformat()
+            first = next(iter(sessions.values()))
+            rollout = Rollout(episode, first.mode, digest, counts, now)
+            await first.recording.run(Recording.add_rollout, rollout)
+        for name, session in sessions.items():
+            for key, count in session.missed.items():
+                await session.recording.run(Recording.add_unanswered, session.part, key, count)
+            self._release(name)
+        return answer
+
+    # mitmproxy's hooks
 
     def client_disconnected(self, client: connection.Client) -> None:
         if (ours := self._clients.pop(client.id, None)) is not None:
@@ -369,16 +358,7 @@ class RecordingProxy:
         if client is not None:
             streams = _streams(data.client, data.server)
             client.transports.add(streams.writer.transport)
-            streams.reader = SiteReader(client, streams.reader)
-
-
-def _most_missed(sessions: list[Session]) -> dict[str, int]:
-    """The most frequent requests without an answer, for the server's log."""
-    missed = Counter[str]()
-    for session in sessions:
-        for key, count in session.missed.items():
-            missed[f"{key.method} {key.url}"[:MAX_LOGGED_CHARACTERS]] += count
-    return dict(missed.most_common(MAX_LOGGED))
+            streams.reader = LimitedReader(client, streams.reader, is_site=True)
 
 
 async def _public_address(host: str, port: int) -> str:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 from weakref import WeakSet
 
 from decathlon_mcp.plugins.web.exchanges import MEBIBYTE
@@ -38,26 +38,6 @@ DRAINED_SECONDS = 0.02
 """Time between two looks at what a sandbox has read. asyncio has no event for several connections."""
 
 
-class Reader(Protocol):
-    """What mitmproxy uses of `asyncio.StreamReader`."""
-
-    async def read(self, size: int, /) -> bytes:
-        """Some bytes, none at the end of the stream."""
-        ...
-
-
-class Turns:
-    """Lets one connection of a sandbox go on for each round of the event loop, whatever others it has."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def wait(self) -> None:
-        """Wait until it is this connection's turn."""
-        async with self._lock:
-            await asyncio.sleep(0)
-
-
 @dataclass(slots=True)
 class Sandbox:
     """The connections of one sandbox. `request_seconds`: how long one may take to send a request, or none."""
@@ -65,21 +45,22 @@ class Sandbox:
     session: Session
     request_seconds: float
     clients: set[Client] = field(default_factory=set["Client"])
-    turns: Turns = field(default_factory=Turns)
     resolving: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_RESOLVING))
+    _turns: asyncio.Lock = field(default_factory=asyncio.Lock)
     _answers: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def turn(self) -> None:
+        """Wait until it is a connection's turn: one goes on for each round of the event loop."""
+        async with self._turns:
+            await asyncio.sleep(0)
 
     @asynccontextmanager
     async def room(self) -> AsyncGenerator[None]:
         """One recorded response may be read from the recording, once most earlier responses are written."""
         async with self._answers:
-            while self._unread > MAX_UNREAD_BYTES:  # noqa: ASYNC110
+            while sum(each.answer_bytes + each.buffered() for each in self.clients) > MAX_UNREAD_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(DRAINED_SECONDS)
             yield
-
-    @property
-    def _unread(self) -> int:
-        return sum(client.answer_bytes + client.buffered() for client in self.clients)
 
 
 @dataclass(slots=True, eq=False)
@@ -172,33 +153,23 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxReader:
-    """What a sandbox sends on one connection, until it breaks a limit: then the stream ends."""
+class LimitedReader:
+    """What a sandbox sends on one connection, or a site to it. The stream ends if it breaks a limit."""
 
     client: Client
-    reader: Reader
+    reader: asyncio.StreamReader
+    is_site: bool = False
 
     async def read(self, size: int, /) -> bytes:
+        seconds = None if self.is_site else self.client.sandbox.request_seconds
         while True:
             try:
-                async with asyncio.timeout(self.client.sandbox.request_seconds):
+                async with asyncio.timeout(seconds):
                     data = await self.reader.read(size)
                 break
             except TimeoutError:
                 if self.client.is_late():
                     return b""
-        await self.client.sandbox.turns.wait()
-        return data if self.client.received(len(data)) else b""
-
-
-@dataclass(frozen=True, slots=True)
-class SiteReader:
-    """What a site sends, until it breaks a limit: then the stream ends."""
-
-    client: Client
-    reader: Reader
-
-    async def read(self, size: int, /) -> bytes:
-        data = await self.reader.read(size)
-        await self.client.sandbox.turns.wait()
-        return data if self.client.received_from_site(len(data)) else b""
+        await self.client.sandbox.turn()
+        received = self.client.received_from_site if self.is_site else self.client.received
+        return data if received(len(data)) else b""

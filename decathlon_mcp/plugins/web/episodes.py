@@ -38,7 +38,7 @@ from decathlon_mcp.plugins.web.exchanges import (
     SessionSpec,
     parse_addresses,
 )
-from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
+from decathlon_mcp.plugins.web.proxy import WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import (
     FOLDER,
     Recording,
@@ -79,14 +79,30 @@ class RecordedWeb:
         return self._mode != "replay"
 
     def missing(self, suite: Suite, task: Task) -> str:
-        """Why a task cannot be replayed."""
-        if self.reaches_sites or recording_id(suite, task).path(self._state / FOLDER).is_file():
+        """Why a task cannot be replayed: of which revision a recording is missing, and which there are."""
+        if self.reaches_sites:
             return ""
-        return no_recording(self._state, suite, task)
+        folder, wanted = self._state / FOLDER, recording_id(suite, task)
+        if wanted.path(folder).is_file():
+            return ""
+        others = revisions(folder, suite.name, task.id)
+        found = f"; there are recordings of {', '.join(others)}" if others else ""
+        return (
+            f"needs a recording of its web for revision {wanted.revision} of the suite{found}: play it once "
+            "with `--web record`"
+        )
 
     def launch_time(self, suite: Suite, task: Task) -> datetime | None:
         """The launch time that a task's recording fixes, None without a recording. Blocks."""
-        return recorded_launch_time(self._state, suite, task)
+        path = recording_id(suite, task).path(self._state / FOLDER)
+        if not path.is_file():
+            return None
+        try:
+            with Recording(path) as recording:
+                return recording.launch_time
+        except RecordingError as error:
+            log.warning("a recording cannot be read", extra=fields(why=str(error)))
+            return None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -98,17 +114,13 @@ class RecordedWeb:
             raise SettingsError(str(error)) from None
         if settings.web_authorities is not None and not settings.web_authorities.expanduser().is_file():
             raise SettingsError(f"--web-authorities {settings.web_authorities} is not a file")
-        options = ProxyOptions(
-            program=find_program(settings.web_proxy),
-            state=self._state,
-            authorities=settings.web_authorities,
-            configuration=Configuration(
-                addresses=addresses,
-                max_response_bytes=settings.web_response_mib << 20,
-                max_recording_bytes=settings.web_recording_mib << 20,
-            ),
+        configuration = Configuration(
+            addresses, settings.web_response_mib << 20, settings.web_recording_mib << 20
         )
-        async with running_proxy(options) as self._proxy:
+        program = find_program(settings.web_proxy)
+        async with running_proxy(
+            program, self._state, configuration, settings.web_authorities
+        ) as self._proxy:
             yield
 
     @asynccontextmanager
@@ -209,10 +221,6 @@ class RecordedEpisodeWeb(EpisodeResource):
             log.warning(
                 "not everything was recorded", extra=fields(episode=self._episode, why=report.problem)
             )
-        if report.missed:
-            log.info(
-                "requests had no answer", extra=fields(episode=self._episode, missed=dict(report.missed))
-            )
 
     async def _forward(self, driver: DriverClient, session: str) -> None:
         await forward(driver, {PROXY_PORT: partial(self._proxy.connect, session, "proxy")})
@@ -255,14 +263,10 @@ class RecordedEpisodeWeb(EpisodeResource):
             ["python3", "-c", source("trust", __package__), json.dumps(order)],
             cwd="/",
             timeout_seconds=PREPARE_SECONDS,
-            channel=True,
         )
         if result.exit_code != 0:
             output = result.stderr.strip()[-2000:] or "it took too long"
             raise SetUpError(f"the sandbox cannot be made to trust the web proxy: {output}")
-        log.debug(
-            "trusts the web proxy", extra=fields(sandbox=sandbox.spec.name, result=result.channel or "")
-        )
 
 
 def create(settings: Settings) -> RecordedWeb | None:
@@ -303,19 +307,6 @@ def recording_id(suite: Suite, task: Task) -> RecordingId:
     return RecordingId(suite.name, suite.revision_of(task).partition("-")[0], task.id)
 
 
-def recorded_launch_time(state: Path, suite: Suite, task: Task) -> datetime | None:
-    """The launch time that a task's recording fixes, None without a recording. Blocks."""
-    path = recording_id(suite, task).path(state / FOLDER)
-    if not path.is_file():
-        return None
-    try:
-        with Recording(path) as recording:
-            return recording.launch_time
-    except RecordingError as error:
-        log.warning("a recording cannot be read", extra=fields(why=str(error)))
-        return None
-
-
 def recorded_note(settings: Settings, suite: Suite, task: Task) -> tuple[str, JsonObject] | None:
     """What `tasks --check` tells of a recording of this revision. Blocks. Raises SettingsError."""
     folder = settings.state / FOLDER
@@ -332,14 +323,3 @@ def recorded_note(settings: Settings, suite: Suite, task: Task) -> tuple[str, Js
         raise SettingsError(str(error)) from None
     members = {"hit_rate": summary.rate, "runnable": summary.runnable}
     return f"recorded: {summary.rate_text}", {"recorded": members}
-
-
-def no_recording(state: Path, suite: Suite, task: Task) -> str:
-    """A sentence that says of which revision a recording is missing, and which there are."""
-    revision = recording_id(suite, task).revision
-    others = revisions(state / FOLDER, suite.name, task.id)
-    found = f"; there are recordings of {', '.join(others)}" if others else ""
-    return (
-        f"needs a recording of its web for revision {revision} of the suite{found}: play it once with "
-        "`--web record`"
-    )

@@ -1,18 +1,17 @@
 """Exchanges of the recorded web: how the plug-in's parts pass them on, and which exchange answers a request.
 
-Server and addon send each other JSON objects, one a line. The server writes to the addon's stdin, the addon
-to its stdout. The first line from the server is a `Configuration`, the first line from the addon a `Ready`.
-From then on the server sends requests, and the addon answers each with its `id`, not always in their order:
+The server writes a `Configuration` to the addon's stdin, and the addon a `Ready` to its stdout, each as one
+line of JSON. The addon ends with its stdin. Every connection to the proxy is the server's and begins with a
+line: the token of `Ready`, a space, and a request in JSON. The answer is a line too, `{"error": STR}` if the
+request failed, and ends the connection unless it is for a sandbox:
 
-    {"id": N, "do": "open", ...}                             a `SessionSpec`
-    {"id": N, "do": "connect", "session": ID, "port": N}     the session's next connection comes from there
-    {"id": N, "do": "counts", "episode": ID}                 -> {"id": N, ...}: `EpisodeCounts`
-    {"id": N, "do": "close", "episode": ID}                  as `counts`, and ends the episode's sessions
+    {"do": "open", ...}                    a `SessionSpec`
+    {"do": "connect", "session": ID}       the rest of the connection is the session's sandbox
+    {"do": "counts", "episode": ID}        -> `EpisodeCounts`
+    {"do": "close", "episode": ID}         as `counts`, and ends the episode's sessions
 
 The proxy connects to public and to named addresses (`public_address`, `named_address`): it runs on the
 server's machine, and must not lead to what listens there, or in the networks around it.
-
-An answer is `{"id": N, ...}`, or `{"id": N, "error": STR}`. The addon ends with its stdin.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ Part = Literal["preprocess", "agent", "grader"]
 
 MEBIBYTE = 1 << 20
 MAX_LINE_BYTES = 1 << 20
+"""Of what server and addon send each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,12 @@ class Configuration:
 class Ready:
     """Where the proxy listens: for clients with a proxy setting, and for clients that were led there by name.
 
-    `authority` is the certificate of its authority (PEM).
+    `authority` is the certificate of its authority (PEM), `token` begins each connection.
     """
 
     listeners: Mapping[Listener, tuple[str, int]]
     authority: str
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +153,10 @@ class SessionSpec:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCounts:
-    """`problem`: why something was not recorded, empty if nothing failed.
-
-    `missed`: the most frequent requests without an answer, `METHOD URL`, and how often each was made.
-    """
+    """`problem`: why something was not recorded, empty if nothing failed."""
 
     counts: Counts
     problem: str = ""
-    missed: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 Addresses = Mapping[str, tuple[str, int | None]]

@@ -1,8 +1,8 @@
 """The recording proxy as the server uses it: one `mitmdump` process for all episodes.
 
 `mitmdump` is a program of its own, since its pinned dependencies exclude it from the server's environment. It
-runs `addon.py`, and the two processes talk over its stdin and stdout (`exchanges.py`). It ends with the
-server. If it dies, it is started again; how often a sandbox has made each request is then counted from zero.
+runs `addon.py`, which answers the server at the proxy's own ports (`exchanges.py`), and ends with the server.
+If it dies, it is started again; how often a sandbox has made each request is then counted from zero.
 
 The key of the proxy's authority is in the state folder, readable by its owner only. Sandboxes get the
 certificate.
@@ -10,26 +10,24 @@ certificate.
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import json
 import logging
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream, Process, SocketStream, TaskStatus
+from anyio import aclose_forcefully
+from anyio.abc import ByteStream, Process, TaskStatus
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from decathlon_mcp.background import background_tasks
@@ -74,22 +72,10 @@ OUTPUT_TAIL = 2000
 _ADDON = Path(__file__).with_name("addon.py")
 
 _PROCESS_ERRORS = (
-    *(OSError, TimeoutError, ValueError, KeyError, TypeError, anyio.BrokenResourceError),
+    *(OSError, ValueError, KeyError, TypeError, anyio.BrokenResourceError),
     *(anyio.IncompleteRead, anyio.DelimiterNotFound),
 )
-"""What the end of the process, or output that is not the addon's, causes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyOptions:
-    """`program`: path of `mitmdump`. `authorities`: PEM file of the authorities for sites' certificates, by
-    default mitmproxy's own list.
-    """
-
-    program: Path
-    state: Path
-    configuration: Configuration
-    authorities: Path | None = None
+"""What the end of a process that starts, or output that is not the addon's, causes."""
 
 
 def find_program(setting: Path | None) -> Path:
@@ -138,17 +124,17 @@ def check_program(settings: Settings) -> Iterator[Finding]:
 
 
 class WebProxy:
-    """The proxy while `running_proxy` is entered. `authority`: PEM certificate that sandboxes must trust."""
+    """The proxy, see `running_proxy`. `authority`: PEM certificate that sandboxes must trust."""
 
-    def __init__(self, options: ProxyOptions) -> None:
-        self._options = options
-        self._process: Process | None = None
+    def __init__(
+        self, program: Path, state: Path, configuration: Configuration, authorities: Path | None
+    ) -> None:
+        self._program = program
+        self._state = state
+        self._configuration = configuration
+        self._authorities = authorities
         self._ready: Ready | None = None
         self._sessions: dict[str, SessionSpec] = {}
-        self._requests: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        """Requests without an answer so far, by their number."""
-        self._last_id = 0
-        self._sending = anyio.Lock()
         self._stderr = ""
 
     @property
@@ -158,59 +144,52 @@ class WebProxy:
 
     async def open(self, spec: SessionSpec) -> None:
         """Begin a session. Raises OSError if the proxy does not accept it."""
-        await self._request("open", **asdict(spec))
+        await self._ask("open", **asdict(spec))
         self._sessions[spec.session] = spec
 
     async def connect(self, session: str, listener: Listener) -> ByteStream:
         """A connection of this session's sandbox to the proxy. Raises OSError."""
-        if self._ready is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "the web proxy does not run")
-        host, port = self._ready.listeners[listener]
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            connection.setblocking(False)
-            connection.bind(("127.0.0.1", 0))
-            # Before it connects: the proxy closes connections that were not announced.
-            await self._request("connect", session=session, port=connection.getsockname()[1])
-            await asyncio.get_running_loop().sock_connect(connection, (host, port))
-            return await SocketStream.from_socket(connection)
-        except BaseException:
-            connection.close()
-            raise
+        stream, _ = await self._request("connect", listener, session=session)
+        return stream
 
     async def counts(self, episode: str) -> EpisodeCounts:
         """How the requests of an episode were answered so far. Raises OSError."""
-        return _counts(await self._request("counts", episode=episode))
+        return _counts(await self._ask("counts", episode=episode))
 
     async def close(self, episode: str) -> EpisodeCounts:
         """End an episode's sessions. Raises OSError."""
         for session, spec in tuple(self._sessions.items()):
             if spec.episode == episode:
                 del self._sessions[session]
-        return _counts(await self._request("close", episode=episode))
+        return _counts(await self._ask("close", episode=episode))
 
-    async def _request(self, do: str, **arguments: object) -> Mapping[str, Any]:
-        self._last_id += 1
-        number = self._last_id
-        request = self._requests[number] = asyncio.get_running_loop().create_future()
-        try:
-            await self._send({"id": number, "do": do, **arguments})
-            with anyio.fail_after(REQUEST_SECONDS):
-                answer = await request
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as error:
-            raise OSError(f"the web proxy does not answer: {type(error).__name__}") from None
-        finally:
-            del self._requests[number]
-        if "error" in answer:
-            raise OSError(f"the web proxy: {answer['error']}")
+    async def _ask(self, do: str, **arguments: object) -> Mapping[str, Any]:
+        stream, answer = await self._request(do, "proxy", **arguments)
+        await stream.aclose()
         return answer
 
-    async def _send(self, message: Mapping[str, object]) -> None:
-        process = self._process
-        if process is None or process.stdin is None:
-            raise OSError("the web proxy does not run")
-        async with self._sending:
-            await process.stdin.send(_line(message))
+    async def _request(
+        self, do: str, listener: Listener, **arguments: object
+    ) -> tuple[ByteStream, Mapping[str, Any]]:
+        """A connection that begins with a request, and the answer. Raises OSError."""
+        assert self._ready is not None, "the proxy has started"
+        try:
+            with anyio.fail_after(REQUEST_SECONDS):
+                stream = await anyio.connect_tcp(*self._ready.listeners[listener])
+                try:
+                    await stream.send(f"{self._ready.token} ".encode() + _line({"do": do, **arguments}))
+                    # Nothing follows an answer before the sandbox has sent something.
+                    output = BufferedByteReceiveStream(stream)
+                    answer = json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES))
+                except BaseException:
+                    await aclose_forcefully(stream)
+                    raise
+        except (ValueError, anyio.BrokenResourceError, anyio.IncompleteRead) as error:
+            raise OSError(f"the web proxy does not answer: {type(error).__name__}") from None
+        if "error" in answer:
+            await aclose_forcefully(stream)
+            raise OSError(f"the web proxy: {answer['error']}")
+        return stream, answer
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """Run the process, again after each time that it dies; it has started when it listens.
@@ -220,30 +199,34 @@ class WebProxy:
         started = False
         while True:
             try:
-                async with self._running() as lines:
+                async with self._running() as process:
                     if not started:
                         task_status.started()
                         started = True
-                    for spec in tuple(self._sessions.values()):  # nobody waits for the answers
-                        await self._send({"id": 0, "do": "open", **asdict(spec)})
-                    await self._read(lines)
+                    async with anyio.create_task_group() as tasks:
+                        for spec in tuple(self._sessions.values()):
+                            tasks.start_soon(self._open_again, spec)
+                    await process.wait()
             except _PROCESS_ERRORS as error:
                 if not started:
                     output = self._stderr.strip()[-OUTPUT_TAIL:] or str(error) or type(error).__name__
-                    raise SettingsError(f"{self._options.program} did not start: {output}") from None
+                    raise SettingsError(f"{self._program} did not start: {output}") from None
             log.error(
                 "the web proxy has ended and is started again", extra=fields(stderr=self._stderr[-200:])
             )
             await anyio.sleep(RESTART_SECONDS)
 
+    async def _open_again(self, spec: SessionSpec) -> None:
+        with suppress(OSError):
+            await self._ask("open", **asdict(spec))
+
     @asynccontextmanager
-    async def _running(self) -> AsyncGenerator[BufferedByteReceiveStream]:
-        """Start the process and wait until it listens; yields its output. It is gone on exit."""
-        options = self._options
-        folder = await anyio.to_thread.run_sync(_authority_folder, options.state)
+    async def _running(self) -> AsyncGenerator[Process]:
+        """Start the process and wait until it listens. It is gone on exit."""
+        folder = await anyio.to_thread.run_sync(_authority_folder, self._state)
         self._stderr = ""
         scratch = await anyio.to_thread.run_sync(_copy_addon)
-        command = _command(options, folder, Path(scratch.name, _ADDON.name))
+        command = self._command(folder, Path(scratch.name, _ADDON.name))
         process = await anyio.open_process(command, env=_environment(), start_new_session=True)
         assert process.stdin is not None, "it has pipes"
         assert process.stdout is not None, "it has pipes"
@@ -255,31 +238,49 @@ class WebProxy:
                 try:
                     with anyio.fail_after(START_SECONDS):
                         with suppress(anyio.BrokenResourceError):
-                            await process.stdin.send(_line(asdict(options.configuration)))
+                            await process.stdin.send(_line(asdict(self._configuration)))
                         self._ready = Ready(**json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES)))
                 except _PROCESS_ERRORS:
                     with anyio.move_on_after(STOP_SECONDS):
                         await stderr_ended.wait()  # it says why
                     raise
                 await anyio.to_thread.run_sync(_protect, folder)
-                self._process = process
-                yield output
+                yield process
         finally:
-            self._process = None
             with anyio.CancelScope(shield=True):
                 await _end(process)
                 await anyio.to_thread.run_sync(scratch.cleanup)
-            for request in self._requests.values():
-                if not request.done():
-                    request.set_result({"error": "it has ended"})
 
-    async def _read(self, output: BufferedByteReceiveStream) -> None:
-        """Deliver answers until the process ends."""
-        while True:
-            answer = json.loads(await output.receive_until(b"\n", MAX_LINE_BYTES))
-            request = self._requests.get(answer["id"])
-            if request is not None and not request.done():
-                request.set_result(answer)
+    def _command(self, authority: Path, addon: Path) -> list[str]:
+        settings = {
+            "confdir": str(authority),
+            # A site is asked only after the recording.
+            "connection_strategy": "lazy",
+            "upstream_cert": "false",
+            "rawtcp": "false",
+            "keep_host_header": "true",
+            "onboarding": "false",
+            # `connections.py` counts what a connection carries, one request after the other.
+            "http2": "false",
+            "http3": "false",
+            "websocket": "false",
+        }
+        if self._authorities is not None:
+            settings["ssl_verify_upstream_trusted_ca"] = str(self._authorities.expanduser().absolute())
+        # Three addresses: two servers cannot both listen on port 0 of one. The hosts are placeholders.
+        modes = (
+            "regular@127.0.0.1:0",
+            "reverse:http://web.invalid:80@127.0.0.2:0",
+            "reverse:https://web.invalid:443@127.0.0.3:0",
+        )
+        return [
+            str(self._program),
+            "--quiet",
+            *(part for mode in modes for part in ("--mode", mode)),
+            *(part for name, value in settings.items() for part in ("--set", f"{name}={value}")),
+            "--scripts",
+            str(addon),
+        ]
 
     async def _keep_stderr(self, process: Process, ended: anyio.Event) -> None:
         assert process.stderr is not None, "it has pipes"
@@ -290,9 +291,15 @@ class WebProxy:
 
 
 @asynccontextmanager
-async def running_proxy(options: ProxyOptions) -> AsyncGenerator[WebProxy]:
-    """Run the proxy until the body ends. Raises SettingsError if it does not start."""
-    proxy = WebProxy(options)
+async def running_proxy(
+    program: Path, state: Path, configuration: Configuration, authorities: Path | None = None
+) -> AsyncGenerator[WebProxy]:
+    """Run the proxy until the body ends. Raises SettingsError if it does not start.
+
+    `program`: path of `mitmdump`. `authorities`: PEM file of the authorities for sites' certificates, by
+    default mitmproxy's own list.
+    """
+    proxy = WebProxy(program, state, configuration, authorities)
     async with background_tasks() as tasks:
         await tasks.start(proxy.run)
         yield proxy
@@ -303,7 +310,7 @@ def _line(message: Mapping[str, object]) -> bytes:
 
 
 def _counts(answer: Mapping[str, Any]) -> EpisodeCounts:
-    return EpisodeCounts(Counts(**answer["counts"]), answer["problem"], answer["missed"])
+    return EpisodeCounts(Counts(**answer["counts"]), answer["problem"])
 
 
 def _copy_addon() -> tempfile.TemporaryDirectory[str]:
@@ -312,38 +319,6 @@ def _copy_addon() -> tempfile.TemporaryDirectory[str]:
     scratch = tempfile.TemporaryDirectory(prefix="decathlon-web-")
     shutil.copy(_ADDON, scratch.name)
     return scratch
-
-
-def _command(options: ProxyOptions, authority: Path, addon: Path) -> list[str]:
-    settings = {
-        "confdir": str(authority),
-        # A site is asked only after the recording.
-        "connection_strategy": "lazy",
-        "upstream_cert": "false",
-        "rawtcp": "false",
-        "keep_host_header": "true",
-        "onboarding": "false",
-        # `connections.py` counts what a connection carries, one request after the other.
-        "http2": "false",
-        "http3": "false",
-        "websocket": "false",
-    }
-    if options.authorities is not None:
-        settings["ssl_verify_upstream_trusted_ca"] = str(options.authorities.expanduser().absolute())
-    # Three addresses, because two servers cannot both listen on port 0 of one. The hosts are placeholders.
-    modes = (
-        "regular@127.0.0.1:0",
-        "reverse:http://web.invalid:80@127.0.0.2:0",
-        "reverse:https://web.invalid:443@127.0.0.3:0",
-    )
-    return [
-        str(options.program),
-        "--quiet",
-        *(part for mode in modes for part in ("--mode", mode)),
-        *(part for name, value in settings.items() for part in ("--set", f"{name}={value}")),
-        "--scripts",
-        str(addon),
-    ]
 
 
 def _environment() -> dict[str, str]:

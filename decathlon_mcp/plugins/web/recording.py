@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import threading
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -150,7 +149,7 @@ class Summary:
 
 
 class Recording:
-    """An open recording. Its methods block, and can be called in any thread.
+    """An open recording. Its methods block, and can be called in any thread, one at a time.
 
     Raises RecordingError for a file that cannot be used.
     """
@@ -158,7 +157,6 @@ class Recording:
     def __init__(self, path: Path, *, max_bytes: int = 1024 * MEBIBYTE) -> None:
         self.path = path
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
         self._connection = _connect(path, create=False)
         with ExitStack() as stack:
             stack.callback(self._connection.close)
@@ -182,8 +180,7 @@ class Recording:
         return cls(path, max_bytes=max_bytes)
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +190,7 @@ class Recording:
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
-        with self._lock, _as_recording_error(self.path), self._connection:
+        with _as_recording_error(self.path), self._connection:
             yield self._connection
 
     def find(self, part: Part, key: RequestKey, number: int) -> WebResponse | None:
@@ -324,8 +321,7 @@ class Recording:
             cursor = connection.execute(f"DELETE FROM exchanges {matching}", (url_glob, part, part))
             connection.execute(f"DELETE FROM unanswered {matching}", (url_glob, part, part))
             _delete_unused_bodies(connection)
-        with self._lock:
-            self._connection.execute("VACUUM")
+        self._connection.execute("VACUUM")
         return cursor.rowcount
 
     def summary(self) -> Summary:

@@ -82,7 +82,6 @@ class SharedRecording:
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
-        self.sessions: set[str] = set()
         self._max_bytes = max_bytes
         self._thread = ThreadPoolExecutor(1, "recording")
         self._recording: Recording | None = None
@@ -94,28 +93,14 @@ class SharedRecording:
         """Call a method of the recording, which is opened first. Raises RecordingError."""
 
         def call() -> T:
-            return method(self._opened(), *args, **kwargs)
+            if self._recording is None:
+                self._recording = Recording(self.path, max_bytes=self._max_bytes)
+            return method(self._recording, *args, **kwargs)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         except RuntimeError as error:  # by connections that outlive their episode
             raise RecordingError(f"{self.path} is closed") from error
-
-    async def open(self) -> None:
-        """Open the file, if it is not open. Raises RecordingError if it is no recording."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._opened)
-
-    def _opened(self) -> Recording:
-        if self._recording is None:
-            self._recording = Recording(self.path, max_bytes=self._max_bytes)
-        return self._recording
-
-    def release(self, session: str) -> bool:
-        """End the use by a session; returns whether it was the last one, and the file is closed."""
-        self.sessions.discard(session)
-        if not self.sessions:
-            self.close()
-        return not self.sessions
 
     def close(self) -> None:
         """Close the file after everything that was called before; the process ends after that."""
@@ -148,7 +133,7 @@ class PendingExchange:
 class Session:
     """The requests of one sandbox."""
 
-    id: str
+    episode: str
     mode: Mode
     part: Part
     recording: SharedRecording

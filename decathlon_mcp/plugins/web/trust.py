@@ -10,8 +10,8 @@ With `system`, where the sandbox has file systems of its own, it also adds the a
 - to the bundles of the Python environments below `search` (of certifi, pip and httplib2);
 - to Chromium: in the certificate store of NSS (with `certutil`, if there is one), and as a managed policy.
 
-With `resolver`, /etc/resolv.conf names 127.0.0.1. The channel gets `{"bundles": N, "nss": BOOL,
-"resolver": BOOL}`; what cannot be written is left out. Standard library only, any Python from 3.10.
+With `resolver` too, /etc/resolv.conf names 127.0.0.1. What cannot be written is left out. Standard library
+only, any Python from 3.10.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +45,6 @@ MAX_FOLDERS = 50_000
 MAX_DEPTH = 9
 PROGRAM_SECONDS = 20
 """For one program that adds the certificate to a store."""
-CHANNEL = "DECATHLON_CHANNEL"
 
 
 def read(path: Path) -> str:
@@ -61,18 +60,11 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, "utf-8", "surrogateescape")
 
 
-def append(path: Path, authority: str) -> bool:
-    """Add the authority to a bundle; returns whether the bundle has it now."""
+def append(path: Path, authority: str) -> None:
+    """Add the authority to a bundle, if there is one."""
     text = read(path)
-    if not text:
-        return False
-    if authority in text:
-        return True
-    try:
+    if text and authority not in text:
         write(path, text.rstrip("\n") + "\n" + authority)
-    except OSError:
-        return False
-    return True
 
 
 def package_bundles(folders: list[str]) -> Iterator[Path]:
@@ -103,17 +95,11 @@ def first_bundle(search: list[str]) -> str:
     return next((read(path) for path in package_bundles(search)), "")
 
 
-def output_of(command: list[str]) -> tuple[bool, str]:
-    """Whether a command succeeds, and what it prints."""
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=PROGRAM_SECONDS,
-        check=False,
-    )
-    return done.returncode == 0, done.stdout.decode("utf-8", "replace").strip()
+def output_of(*command: str) -> str:
+    """What a command prints. Raises CalledProcessError if it fails."""
+    null = subprocess.DEVNULL
+    output = subprocess.check_output(command, stdin=null, stderr=null, timeout=PROGRAM_SECONDS, text=True)
+    return output.strip()
 
 
 def add_to_folder(authority: str) -> None:
@@ -123,9 +109,9 @@ def add_to_folder(authority: str) -> None:
         return
     path = CERTIFICATES / "decathlon-web.pem"
     write(path, authority)
-    found, name = output_of([openssl, "x509", "-noout", "-hash", "-in", str(path)])
+    name = output_of(openssl, "x509", "-noout", "-hash", "-in", str(path))
     link = CERTIFICATES / f"{name}.0"
-    if found and name and not link.exists():
+    if not link.exists():
         link.symlink_to(path.name)
 
 
@@ -136,42 +122,23 @@ def add_policy(authority: str) -> None:
         write(Path(folder, "decathlon-web.json"), json.dumps({"CACertificates": [certificate]}))
 
 
-def add_to_nss(certificate: Path) -> bool:
-    """Add the authority to the certificate store that Chromium reads; returns whether it is there."""
+def add_to_nss(certificate: Path) -> None:
+    """Add the authority to the certificate store that Chromium reads."""
     certutil = shutil.which("certutil")
     if certutil is None:
-        return False
+        return
     store = Path.home() / ".pki" / "nssdb"
     store.mkdir(parents=True, exist_ok=True)
-    database = ["-d", f"sql:{store}"]
+    database = ("-d", f"sql:{store}")
     if not (store / "cert9.db").exists():
-        output_of([certutil, *database, "-N", "--empty-password"])
-    trusted = ["-A", "-t", "C,,", "-n", "decathlon-web", "-i", str(certificate)]
-    return output_of([certutil, *database, *trusted])[0]
+        output_of(certutil, *database, "-N", "--empty-password")
+    output_of(certutil, *database, "-A", "-t", "C,,", "-n", "decathlon-web", "-i", str(certificate))
 
 
-def install(authority: str, certificate: Path, search: list[str]) -> tuple[int, bool]:
-    """Add the authority wherever this user may write; returns how many bundles have it, and if NSS has."""
-    paths = {Path(bundle).resolve() for bundle in SYSTEM_BUNDLES}
-    paths |= {bundle.resolve() for bundle in package_bundles(search)}
-    bundles = sum(append(path, authority) for path in sorted(paths))
+def attempt(act: Callable[..., None], *arguments: object) -> None:
+    """Make a change that this user may not be allowed, or that needs a program that may not work."""
     with suppress(OSError, subprocess.SubprocessError):
-        add_to_folder(authority)
-    with suppress(OSError, subprocess.SubprocessError):
-        add_policy(authority)
-    with suppress(OSError, subprocess.SubprocessError):
-        return bundles, add_to_nss(certificate)
-    return bundles, False
-
-
-def use_resolver() -> bool:
-    """Let programs ask 127.0.0.1 for host names; returns whether they do."""
-    path = Path("/etc/resolv.conf")
-    try:
-        write(path, "nameserver 127.0.0.1\noptions ndots:0 timeout:2\n")
-    except OSError:
-        return False
-    return True
+        act(*arguments)
 
 
 def main() -> None:
@@ -180,10 +147,17 @@ def main() -> None:
     certificate = folder / "authority.pem"
     write(certificate, authority)
     write(folder / "bundle.pem", first_bundle(search).rstrip("\n") + "\n" + authority)
-    bundles, nss = install(authority, certificate, search) if order["system"] else (0, False)
-    resolver = bool(order["system"] and order["resolver"]) and use_resolver()
-    with os.fdopen(int(os.environ[CHANNEL]), "w") as channel:
-        json.dump({"bundles": bundles, "nss": nss, "resolver": resolver}, channel)
+    if not order["system"]:
+        return
+    bundles = {Path(bundle).resolve() for bundle in SYSTEM_BUNDLES}
+    bundles |= {bundle.resolve() for bundle in package_bundles(search)}
+    for bundle in sorted(bundles):
+        attempt(append, bundle, authority)
+    attempt(add_to_folder, authority)
+    attempt(add_policy, authority)
+    attempt(add_to_nss, certificate)
+    if order["resolver"]:
+        attempt(write, Path("/etc/resolv.conf"), "nameserver 127.0.0.1\noptions ndots:0 timeout:2\n")
 
 
 if __name__ == "__main__":
