@@ -75,7 +75,8 @@ def service(test_image: str) -> Generator[Service]:
     socket = f"{folder}/sock"
     with (folder / "log").open("wb") as log:
         command = [*podman, "system", "service", "--time=0", f"unix://{socket}"]
-        running = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        # conmon writes the file `oom` where it is started.
+        running = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
     try:
         if reason:
             pytest.skip(f"podman cannot run containers here: {reason}")
@@ -98,7 +99,8 @@ def _notices_memory(podman: list[str], image: str, environment: dict[str, str]) 
     """Not where control groups of both versions are mounted, at least with conmon 2.1.6."""
     limits = ("--memory=64m", "--memory-swap=64m", "--network=none")
     run = [*podman, "run", "--name=trial", *limits, image, "python3", "-c", FILL_MEMORY]
-    subprocess.run(run, env=environment, capture_output=True, timeout=60, check=False)
+    folder = Path(environment["CONTAINERS_CONF"]).parent
+    subprocess.run(run, env=environment, cwd=folder, capture_output=True, timeout=60, check=False)
     inspect = [*podman, "inspect", "trial", "--format={{.State.OOMKilled}}"]
     return subprocess.check_output(inspect, env=environment, timeout=60).strip() == b"true"
 
