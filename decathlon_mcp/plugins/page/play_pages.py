@@ -37,26 +37,23 @@ from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episodes as episode_pages
 from decathlon_mcp.plugins.page.calls import shown
 from decathlon_mcp.plugins.page.changes import BY_HAND
-from decathlon_mcp.plugins.page.drafts import empty_draft
 from decathlon_mcp.plugins.page.forms import (
-    JSON_ONLY,
     READ_SECONDS,
-    Change,
     FormReader,
     Reading,
     SavedForm,
     SavedForms,
     TooSlowError,
-    draft_of,
+    check_size,
+    fill_form,
+    inputs_of,
     is_encodable,
-    make_form,
     read_form,
-    read_inputs,
     read_text,
     show_form,
     text_of,
 )
-from decathlon_mcp.plugins.page.schema import Field, Kind
+from decathlon_mcp.plugins.page.schema import JSON_ONLY, Field, Kind, make_form
 from decathlon_mcp.plugins.page.site import Site, Sorting, Visit
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
@@ -263,19 +260,15 @@ class PlayPages:
             return values
         form = await self._form_of(tool)
         saved = self._saved.get(attempt.public_id, tool["name"])
-        draft = empty_draft(form) if saved.draft is None else saved.draft
         as_text = saved.text is not None or form.kind is Kind.JSON
-        if saved.text is None and saved.draft is None:
-            saved = replace(saved, messages={})
-        general = [message for path, message in saved.messages.items() if path == () or as_text]
         return values | {
             "tool": tool["name"],
             "description": str(tool.get("description") or "")[:MAX_DESCRIPTION_CHARACTERS],
-            "form": None if as_text else show_form(form, draft, saved.messages),
+            "form": None if as_text else show_form(form, saved.inputs, saved.messages),
             "text": saved.text or "{}",
             "json_only": form.kind is Kind.JSON,
             "schema": _digest(_schema(tool)),
-            "problem": saved.problem or (general[0] if general else ""),
+            "problem": saved.problem or (next(iter(saved.messages.values()), "") if as_text else ""),
             "errors": len(saved.messages),
         }
 
@@ -311,19 +304,20 @@ class PlayPages:
             text = inputs.get("json")
             saved = SavedForm(text=text)
             if text is None:
-                saved = SavedForm(read_inputs(form, inputs, Change.parse(action)))
+                saved = SavedForm(inputs_of(inputs, action))
+                check_size(form, saved.inputs)
             try:
                 if action == "json" and text is None:
-                    saved = SavedForm(text=await self._reader.run(text_of, form, saved.draft))
-                elif action == "form" and text is not None:
-                    draft = await self._reader.run(draft_of, form, text)
-                    is_problem = isinstance(draft, str) and form.kind is not Kind.TEXT
-                    saved = replace(saved, problem=draft) if is_problem else SavedForm(draft)
+                    saved = SavedForm(text=await self._reader.run(text_of, form, saved.inputs))
+                elif action == "form" and text is not None and form.kind is not Kind.JSON:
+                    filled = await self._reader.run(fill_form, form, text)
+                    is_problem = isinstance(filled, str)
+                    saved = SavedForm(text=text, problem=filled) if is_problem else SavedForm(filled)
                 elif action == "call":
                     reading: Reading = await (
                         self._reader.run(read_text, text)
                         if text is not None
-                        else self._reader.run(read_form, form, saved.draft)
+                        else self._reader.run(read_form, form, saved.inputs)
                     )
                     saved = replace(saved, messages=reading.messages)
                     if reading.arguments is not None:

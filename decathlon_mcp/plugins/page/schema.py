@@ -7,7 +7,7 @@ unknown keys, any value at all) becomes a JSON field, so that every argument can
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias, cast
@@ -204,6 +204,30 @@ class Field:
         elif maximum is not None:
             hint += f", to {maximum:g}"
         return f"{hint}, or null" if self.nullable else hint
+
+
+MAX_FORM_FIELDS = 500
+MAX_CHOICES = 2_000
+"""Limits of a form; the arguments of a tool with more are given as JSON."""
+JSON_ONLY = Field("", Kind.JSON, {}, required=True)
+"""The form of a tool whose schema gives none."""
+
+
+def make_form(schema: str) -> Field:
+    """The form of a tool with this schema, as JSON text."""
+    form = form_from_schema(json.loads(schema))
+    fields = choices = 0
+    for each in _all_fields(form):
+        fields, choices = fields + 1, choices + len(each.choices)
+        if fields > MAX_FORM_FIELDS or choices > MAX_CHOICES:
+            return JSON_ONLY
+    return form
+
+
+def _all_fields(field: Field) -> Iterator[Field]:
+    yield field
+    for inner in (*field.fields, *field.options, *((field.items,) if field.items else ())):
+        yield from _all_fields(inner)
 
 
 def form_from_schema(schema: Schema) -> Field:
