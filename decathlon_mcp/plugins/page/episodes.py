@@ -127,7 +127,7 @@ def episode(visit: Visit) -> Response:
         wanted=wanted if visit.query("call") else 0,
         search=visit.query("q")[:MAX_SEARCH_CHARACTERS],
         found_nothing=visit.query("found") == "nothing",
-        may_end=visit.site.control is not None and details.summary.is_live,
+        may_end=visit.site.registry is not None and details.summary.is_live,
         replay_command=_replay_command(visit, details),
         branch_from=_branch_from(visit, details),
         watched=visit.snapshot is not None and visit.snapshot.has(public_id),
@@ -149,7 +149,7 @@ def _rewards_along(visit: Visit, episode: EpisodeSummary) -> Mapping[int, float]
 
 def _branch_from(visit: Visit, details: EpisodeDetails) -> str:
     """The episode, if the visitor may branch it on this server; else empty."""
-    may_branch = visit.site.control is not None and visit.viewer.may_watch and details.summary.has_files
+    may_branch = visit.site.registry is not None and visit.viewer.may_watch and details.summary.has_files
     return details.summary.public_id if may_branch else ""
 
 
@@ -160,7 +160,7 @@ def _replay_command(visit: Visit, details: EpisodeDetails) -> str:
     words = ["replay", details.summary.public_id]
     if len(visit.site.folders) == 1:
         words += ["--state", visit.site.folders[0]]
-    if visit.site.control is not None:
+    if visit.site.registry is not None:
         words += ["--url", visit.site.public_url or str(visit.request.base_url).rstrip("/")]
     return f"{this_command(anywhere=True)} {shlex.join(words)}"
 

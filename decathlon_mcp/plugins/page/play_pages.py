@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,7 +22,6 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -36,7 +35,7 @@ from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episodes as episode_pages
 from decathlon_mcp.plugins.page.calls import shown
-from decathlon_mcp.plugins.page.changes import BY_HAND
+from decathlon_mcp.plugins.page.control import BY_HAND
 from decathlon_mcp.plugins.page.forms import (
     READ_SECONDS,
     FormReader,
@@ -96,35 +95,20 @@ class PlayPages:
 
     def routes(self) -> list[BaseRoute]:
         """The routes of these pages."""
+        endpoint = self._site.endpoint
+        calls, reply = (partial(self._own, view=view) for view in (episode_pages.calls, episode_pages.reply))
         return [
-            Route("/play", self._endpoint(self._tasks)),
-            Route("/play/start", self._endpoint(self._start), methods=["POST"]),
-            Route("/play/{id}", self._endpoint(self._attempt)),
-            Route("/play/{id}/form", self._endpoint(self._form), methods=["POST"]),
-            Route("/play/{id}/cancel", self._endpoint(self._cancel), methods=["POST"]),
-            Route("/play/{id}/claim", self._endpoint(self._claim), methods=["POST"]),
-            Route("/play/{id}/end", self._endpoint(self._end), methods=["POST"]),
-            Route("/play/{id}/alive", self._endpoint(self._alive), methods=["POST"]),
-            Route("/play/{id}/calls", self._endpoint(partial(self._own, view=episode_pages.calls))),
-            Route("/play/{id}/reply/{seq:int}", self._endpoint(partial(self._own, view=episode_pages.reply))),
+            Route("/play", endpoint(self._tasks)),
+            Route("/play/start", endpoint(self._start), methods=["POST"]),
+            Route("/play/{id}", endpoint(self._attempt)),
+            Route("/play/{id}/form", endpoint(self._form), methods=["POST"]),
+            Route("/play/{id}/cancel", endpoint(self._cancel), methods=["POST"]),
+            Route("/play/{id}/claim", endpoint(self._claim), methods=["POST"]),
+            Route("/play/{id}/end", endpoint(self._end), methods=["POST"]),
+            Route("/play/{id}/alive", endpoint(self._alive), methods=["POST"]),
+            Route("/play/{id}/calls", endpoint(calls)),
+            Route("/play/{id}/reply/{seq:int}", endpoint(reply)),
         ]
-
-    def _endpoint(
-        self, handler: Callable[[Visit], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            viewer = self._site.sessions.viewer(request)
-            if viewer is None:
-                return await self._site.in_thread(self._site.ask_for_secret, request)
-            try:
-                form = await self._site.read_form(request)
-                return await handler(Visit(self._site, request, viewer, None, (), form))
-            except HTTPException as error:
-                return await self._site.error(request, viewer, error.status_code, error.detail)
-            except DecathlonError as error:
-                return await self._site.error(request, viewer, 400, error.message)
-
-        return endpoint
 
     async def _tasks(self, visit: Visit) -> Response:
         """`/play`: the tasks, or one with its prompt."""
@@ -267,7 +251,6 @@ class PlayPages:
             "form": None if as_text else show_form(form, saved.inputs, saved.messages),
             "text": saved.text or "{}",
             "json_only": form.kind is Kind.JSON,
-            "schema": _digest(_schema(tool)),
             "problem": saved.problem or (next(iter(saved.messages.values()), "") if as_text else ""),
             "errors": len(saved.messages),
         }
@@ -298,9 +281,6 @@ class PlayPages:
             save = partial(self._saved.save, attempt.public_id, name, size_bytes=size)
             back = f"{attempt.path}?tool={quote(name, safe='')}"
             form = await self._form_of(tool)
-            if inputs.get("schema") != _digest(_schema(tool)):
-                save(SavedForm(problem="This tool has changed: look at its form again."))
-                return visit.redirect(f"{back}#work")
             text = inputs.get("json")
             saved = SavedForm(text=text)
             if text is None:
