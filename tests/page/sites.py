@@ -38,7 +38,7 @@ def page_over(
 ) -> PageApp:
     accepted: Secrets = tokens or PageKey(load_or_create_page_key(state))
     site = Site(EpisodeHistory([state]), Sessions(accepted), live=live, public_url=public_url)
-    return PageApp(site, AllowedHosts().answers_to, public_url=public_url)
+    return PageApp(site, AllowedHosts().answers_to)
 
 
 def browser(app: PageApp) -> httpx2.AsyncClient:

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from decathlon_mcp.plugins.page.live import LiveFeed
 from decathlon_mcp.plugins.page.rendering import marked
 from tests.page.samples import NOW, Call, Folder, Note
 from tests.page.sites import signed_in
@@ -127,7 +126,7 @@ def benign(text: str) -> str:
 
 
 async def pages(state: Path, paths: list[str], server: ChangingServer) -> list[str]:
-    async with signed_in(state, live=LiveFeed(server)) as client:
+    async with signed_in(state, live=server.feed) as client:
         return [await page(client, path) for path in paths]
 
 

@@ -168,8 +168,7 @@ class OneEpisode:
         self._name = name
         self._asked = 0
 
-    @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         self._asked += 1
         return self._asked % 2 == 0
 
@@ -198,7 +197,8 @@ async def test_nobody_learns_what_is_not_theirs(tmp_path: Path, monkeypatch: pyt
             entries=[Note("the-answer"), Call(reply="the-answer"), Call(reply="the-answer", failed=True)],
             verdict={"evaluator_output": "the-answer"},
         )
-    live = LiveFeed(OneEpisode(name))
+    server = OneEpisode(name)
+    live = LiveFeed(server.snapshot, server.is_stopping)
     paths = [
         "/", "/runs", "/runs/secret-run", "/runs?name=secret-run", "/episodes", "/episodes?run=secret-run",
         "/episodes?show=failed", "/compare", "/compare?run=secret-run&run=secret-run",

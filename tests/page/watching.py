@@ -23,7 +23,7 @@ class ChangingServer:
     feed: LiveFeed = field(init=False)
 
     def __post_init__(self) -> None:
-        self.feed = LiveFeed(self)
+        self.feed = LiveFeed(self.snapshot, lambda: self.stopping)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(

@@ -12,7 +12,7 @@ import pytest
 from decathlon_mcp.plugins import retention
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
-from decathlon_mcp.plugins.page.changes import delete_run, pin_run
+from decathlon_mcp.plugins.page.control import delete_run, pin_run
 from decathlon_mcp.plugins.retention import delete_old_episodes
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run, episode_row

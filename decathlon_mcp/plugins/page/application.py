@@ -6,6 +6,7 @@ import re
 import sys
 import webbrowser
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 from urllib.parse import quote
@@ -17,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.cli.options import DEFAULT_PORT, Flag, run_async
@@ -42,7 +43,6 @@ from decathlon_mcp.plugins.page.access import (
     key_options,
     load_or_create_page_key,
 )
-from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
 from decathlon_mcp.plugins.page.episodes import compare_episodes
 from decathlon_mcp.plugins.page.live import (
@@ -51,7 +51,7 @@ from decathlon_mcp.plugins.page.live import (
     LiveFeed,
     LiveQuery,
     LiveResponse,
-    RegistryLive,
+    snapshot_of,
 )
 from decathlon_mcp.plugins.page.play_pages import PlayPages
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
@@ -80,20 +80,11 @@ def page_address(key: str, port: int, path: str = "/") -> str:
 class PageApp:
     """The pages of a site.
 
-    `routes`: of further pages. `answers_to`: whether to serve a `Host` header. `key`: the page's, without
-    tokens.
+    `answers_to`: whether to serve a `Host` header. `key`: the page's, without tokens.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        answers_to: Callable[[str], bool],
-        *,
-        public_url: str | None = None,
-        routes: Sequence[BaseRoute] = (),
-        key: str | None = None,
-    ) -> None:
-        self._key = None if public_url else key
+    def __init__(self, site: Site, answers_to: Callable[[str], bool], *, key: str | None = None) -> None:
+        self._key = None if site.public_url else key
         self.site = site
         self._app = Starlette(
             routes=[
@@ -123,9 +114,9 @@ class PageApp:
                 Route("/mcp", self._from_mcp),
                 Route("/tasks/{task}/mcp", self._from_mcp),
                 Route("/episodes/{handle}/mcp", self._from_mcp),
-                *routes,
+                *(PlayPages(site, site.registry).routes() if site.registry is not None else ()),
             ],
-            middleware=[Middleware(Gate, answers_to=answers_to, public_url=public_url)],
+            middleware=[Middleware(Gate, answers_to=answers_to, public_url=site.public_url)],
             exception_handlers={HTTPException: self._refuse},
         )
 
@@ -290,14 +281,12 @@ def create_page(
     site = Site(
         EpisodeHistory([state], unwritten),
         Sessions(accepted),
-        live=LiveFeed(RegistryLive(registry)),
-        control=RegistryControl(registry),
+        live=LiveFeed(partial(snapshot_of, registry), lambda: registry.shutdown.has_begun),
+        registry=registry,
         folders=(str(state),),
         public_url=public_url,
     )
-    site.can_play = True
-    routes = PlayPages(site, registry).routes()
-    return PageApp(site, hosts.answers_to, public_url=public_url, routes=routes, key=key)
+    return PageApp(site, hosts.answers_to, key=key)
 
 
 def view(

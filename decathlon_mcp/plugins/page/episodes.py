@@ -8,13 +8,15 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import cast
+from itertools import groupby
+from typing import Any, NamedTuple, cast
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from decathlon_mcp.cli.output import this_command
 from decathlon_mcp.plugins.history.columns import ALONG_LABEL, REPLAY_LABEL
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import (
     CallEntry,
     Column,
@@ -104,34 +106,42 @@ def episode(visit: Visit) -> Response:
     if details.summary.has_files:
         box = boxes[open_box]
         entries = visit.history.calls(public_id, box.first, box.last)
-    times = visit.history.call_times(public_id) if last else []
     path = visit.site.href(episode_path(public_id))
     along = _rewards_along(visit, details.summary)
     return visit.render(
         "episode.html",
-        details=details,
-        episode=details.summary,
-        verdict=details.verdict,
-        metrics=metrics_of(details),
-        settings=settings_of(details),
-        replayed=replayed_by(details.summary),
         tree=visit.history.tree(public_id, owner=visit.viewer.owner),
         others=_other_attempts(visit, details.summary),
-        usage=visit.history.usage(public_id),
         has_workspace=visit.history.has_workspace(public_id),
-        logs=visit.history.server_logs(public_id),
         boxes=boxes,
         entries=shown(entries),
-        timeline=plots.timeline(times, path) if times else None,
         along=plots.along(along, path) if len(along) > 1 else None,
         wanted=wanted if visit.query("call") else 0,
         search=visit.query("q")[:MAX_SEARCH_CHARACTERS],
         found_nothing=visit.query("found") == "nothing",
-        may_end=visit.site.control is not None and details.summary.is_live,
+        may_end=visit.site.registry is not None and details.summary.is_live,
         replay_command=_replay_command(visit, details),
         branch_from=_branch_from(visit, details),
         watched=visit.snapshot is not None and visit.snapshot.has(public_id),
+        **episode_values(visit.history, details, path),
     )
+
+
+def episode_values(history: EpisodeHistory, details: EpisodeDetails, path: str) -> Mapping[str, Any]:
+    """What the page of an episode and its one file both show. `path`: the address of the page."""
+    public_id = details.summary.public_id
+    times = history.call_times(public_id) if details.calls else []
+    return {
+        "details": details,
+        "episode": details.summary,
+        "verdict": details.verdict,
+        "metrics": metrics_of(details),
+        "settings": _settings_of(details),
+        "replayed": _replayed_by(details.summary),
+        "usage": history.usage(public_id),
+        "logs": history.server_logs(public_id),
+        "timeline": plots.timeline(times, path) if times else None,
+    }
 
 
 def _rewards_along(visit: Visit, episode: EpisodeSummary) -> Mapping[int, float]:
@@ -149,7 +159,7 @@ def _rewards_along(visit: Visit, episode: EpisodeSummary) -> Mapping[int, float]
 
 def _branch_from(visit: Visit, details: EpisodeDetails) -> str:
     """The episode, if the visitor may branch it on this server; else empty."""
-    may_branch = visit.site.control is not None and visit.viewer.may_watch and details.summary.has_files
+    may_branch = visit.site.registry is not None and visit.viewer.may_watch and details.summary.has_files
     return details.summary.public_id if may_branch else ""
 
 
@@ -160,7 +170,7 @@ def _replay_command(visit: Visit, details: EpisodeDetails) -> str:
     words = ["replay", details.summary.public_id]
     if len(visit.site.folders) == 1:
         words += ["--state", visit.site.folders[0]]
-    if visit.site.control is not None:
+    if visit.site.registry is not None:
         words += ["--url", visit.site.public_url or str(visit.request.base_url).rstrip("/")]
     return f"{this_command(anywhere=True)} {shlex.join(words)}"
 
@@ -298,14 +308,14 @@ def _numbers(value: object) -> dict[str, float]:
     }
 
 
-def replayed_by(episode: EpisodeSummary) -> str | None:
+def _replayed_by(episode: EpisodeSummary) -> str | None:
     """The public id of the episode that this episode replays; None for any other episode."""
     replayed = episode.labels.get(REPLAY_LABEL)
     # A branch of a replay has its labels, and anybody can give one.
     return replayed if episode.origin is None and replayed and is_public_id(replayed) else None
 
 
-def settings_of(details: EpisodeDetails) -> Mapping[str, str]:
+def _settings_of(details: EpisodeDetails) -> Mapping[str, str]:
     """What the episode was played with, by name."""
     head, ready = details.head or {}, details.ready or {}
     settings: dict[str, str] = {}
@@ -337,12 +347,10 @@ MAX_COMPARED = 2_000
 """Calls of each episode that are compared: the alignment of these takes up to a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Digest:
-    """A call as it is compared."""
+class _Digest(NamedTuple):
+    """A call as it is compared. `key`: tool and arguments, by which calls are aligned."""
 
     key: tuple[str, bytes]
-    """Tool and arguments, by which calls are aligned."""
     reply: bytes
 
 
@@ -359,27 +367,13 @@ class Row:
     folded: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A row with its calls."""
-
-    row: Row
-    a: ShownCall | None
-    b: ShownCall | None
-
-
 def compare_episodes(visit: Visit) -> Response:
     """`/compare/episodes?a=ID&b=ID`"""
     a, b = find_episode(visit, visit.query("a")), find_episode(visit, visit.query("b"))
     ids = a.summary.public_id, b.summary.public_id
     rows = align(*(list(_digests(visit, each)) for each in ids))
     folded = list(fold(rows))
-    pairs = [
-        Pair(row, None, None)
-        if row.folded
-        else Pair(row, _call(visit, ids[0], row.a), _call(visit, ids[1], row.b))
-        for row in folded[:SHOWN_ROWS]
-    ]
+    pairs = [(row, _call(visit, ids[0], row.a), _call(visit, ids[1], row.b)) for row in folded[:SHOWN_ROWS]]
     return visit.render(
         "compare_episodes.html",
         a=a,
@@ -417,20 +411,14 @@ def align(a: list[_Digest], b: list[_Digest]) -> list[Row]:
 
 def fold(rows: list[Row]) -> Iterator[Row]:
     """The rows; of more than two equal rows that follow each other only the first and the last."""
-    start = 0
-    while start < len(rows):
-        end = start
-        while end < len(rows) and not rows[end].differs:
-            end += 1
-        if end - start > 3:
-            yield rows[start]
-            yield Row(None, None, "", folded=end - start - 2)
-            yield rows[end - 1]
+    for differs, group in groupby(rows, key=lambda row: bool(row.differs)):
+        equal = list(group)
+        if differs or len(equal) <= 3:
+            yield from equal
         else:
-            yield from rows[start:end]
-        if end < len(rows):
-            yield rows[end]
-        start = end + 1
+            yield equal[0]
+            yield Row(None, None, "", folded=len(equal) - 2)
+            yield equal[-1]
 
 
 def _digests(visit: Visit, public_id: str) -> Iterator[_Digest]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
 
 import anyio
 from starlette.responses import Response
@@ -17,7 +16,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.http.health import server_state
 from decathlon_mcp.plugins.page.rendering import marked
-from decathlon_mcp.types import JsonObject, public_id
+from decathlon_mcp.types import JsonObject
 
 SNAPSHOT_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
@@ -74,43 +73,23 @@ class Snapshot:
         return any(each.public_id == public_id for each in self.episodes)
 
 
-class LiveServer(Protocol):
-    """What the page needs of a server that runs."""
-
-    @property
-    def stopping(self) -> bool: ...
-
-    def snapshot(self) -> Snapshot: ...
-
-
-class RegistryLive:
-    """What the page asks of the server that it is part of. Nothing here blocks."""
-
-    def __init__(self, registry: EpisodeRegistry) -> None:
-        self._registry = registry
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the server stops, and its connections should end."""
-        return self._registry.shutdown.has_begun
-
-    def snapshot(self) -> Snapshot:
-        """What plays now."""
-        admission = self._registry.admission
-        state, _ = server_state(self._registry)
-        return Snapshot(
-            episodes=tuple(map(_live_episode, self._registry.live)),
-            state=str(state).replace("_", " "),
-            queued=admission.queued,
-            sandboxes=admission.active,
-            places=admission.max_sandboxes,
-        )
+def snapshot_of(registry: EpisodeRegistry) -> Snapshot:
+    """What plays now on a server."""
+    admission = registry.admission
+    state, _ = server_state(registry)
+    return Snapshot(
+        episodes=tuple(map(_live_episode, registry.live)),
+        state=str(state).replace("_", " "),
+        queued=admission.queued,
+        sandboxes=admission.active,
+        places=admission.max_sandboxes,
+    )
 
 
 def _live_episode(episode: Episode) -> LiveEpisode:
     labels = episode.spec.labels
     return LiveEpisode(
-        public_id=public_id(episode.id),
+        public_id=episode.public_id,
         task=episode.spec.task_name,
         suite=episode.sandbox_factory.suite.name,
         run=labels.get("run"),
@@ -138,10 +117,14 @@ class LiveQuery:
 
 @dataclass
 class LiveFeed:
-    """The snapshots of one server. `clock`: a monotonic time in seconds."""
+    """The snapshots of one server.
 
-    server: LiveServer
-    clock: Callable[[], float] = monotonic
+    `make`: makes one, without blocking. `is_stopping`: whether the server stops, and its connections should
+    end.
+    """
+
+    make: Callable[[], Snapshot]
+    is_stopping: Callable[[], bool]
     streams: Counter[str | None] = field(default_factory=Counter["str | None"])
     """How many viewers of each owner have one."""
     _newest: Snapshot | None = None
@@ -150,10 +133,10 @@ class LiveFeed:
 
     def snapshot(self) -> Snapshot:
         """The newest snapshot, at most `SNAPSHOT_SECONDS` old."""
-        now = self.clock()
+        now = monotonic()
         # A little less than the streams' pause, so that each of their rounds has a new snapshot.
         if self._newest is None or now - self._made_at > 0.9 * SNAPSHOT_SECONDS:
-            self._newest, self._made_at = self.server.snapshot(), now
+            self._newest, self._made_at = self.make(), now
             self._encoded.clear()
         return self._newest
 
@@ -164,14 +147,14 @@ class LiveFeed:
 
     async def send_events(self, query: LiveQuery, is_open: Callable[[], bool], send: Send) -> None:
         """Send server-sent events to one viewer, until the server stops or `is_open` returns False."""
-        sent, sent_at = b"", self.clock()
-        while not self.server.stopping and is_open():
+        sent, sent_at = b"", monotonic()
+        while not self.is_stopping() and is_open():
             event = self._event(query)
-            if event == sent and self.clock() - sent_at > HEARTBEAT_SECONDS:
+            if event == sent and monotonic() - sent_at > HEARTBEAT_SECONDS:
                 event = b":\n\n"
             if event != sent:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                sent, sent_at = self._event(query), self.clock()
+                sent, sent_at = self._event(query), monotonic()
             await anyio.sleep(SNAPSHOT_SECONDS)
         await send({"type": "http.response.body", "body": b""})
 

@@ -1,8 +1,8 @@
 """An episode's page as one file, for mail or an archive: it needs no server, and nothing in it runs.
 
-The page's own templates make the HTML, which passes a filter that keeps markup and leaves out what a server
-or a script would be needed for: scripts, forms, buttons, and links that lead elsewhere. So a template can
-change without a thought of this file.
+The page's own templates make the HTML, in which all text is escaped. It passes a filter that leaves out
+what a server or a script would be needed for: scripts, forms, buttons, and links that lead elsewhere. So a
+template can change without a thought of this file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from html.parser import HTMLParser
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeDetails
-from decathlon_mcp.plugins.page import plots
 from decathlon_mcp.plugins.page.calls import shown
 from decathlon_mcp.plugins.page.episodes import (
     BOX_CALLS,
     Box,
-    metrics_of,
-    replayed_by,
-    settings_of,
+    episode_values,
     verdict_file,
 )
 from decathlon_mcp.plugins.page.rendering import Assets, create_environment, episode_path
@@ -37,32 +34,14 @@ RESERVED_BYTES = 100_000
 BOX_LINE_BYTES = 300
 MAX_ATTACHED_BYTES = 1 << 20
 """Longest list of tools that is in the file."""
-KEPT_TAGS = frozenset(
-    (
-        *("html", "head", "meta", "title", "body", "header", "main", "aside", "section", "article"),
-        *("div", "p", "span", "h1", "h2", "h3", "h4", "a", "ul", "ol", "li", "dl", "dt", "dd", "table"),
-        *("thead", "tbody", "tfoot", "tr", "th", "td", "details", "summary", "pre", "code", "strong"),
-        *("em", "small", "time", "img", "br", "hr", "blockquote", "s", "svg", "g", "path", "rect"),
-        *("line", "circle", "polyline", "polygon", "text", "tspan", "desc"),
-    )
-)
-"""Elements that are kept. Of elements neither here nor in DROPPED_TAGS only the content is."""
 DROPPED_TAGS = frozenset(
     (
         *("script", "style", "link", "form", "button", "iframe", "object", "embed", "template"),
         *("noscript", "base", "nav"),
     )
 )
-"""Elements that are left out with what is in them."""
+"""Elements that are left out with what is in them; all others are kept."""
 VOID_TAGS = frozenset(["meta", "link", "img", "br", "hr", "base", "input", "embed"])
-KEPT_ATTRIBUTES = frozenset(
-    (
-        *("class", "id", "lang", "charset", "name", "content", "role", "tabindex", "scope", "colspan"),
-        *("rowspan", "open", "datetime", "title", "alt", "src", "viewbox", "width", "height", "x", "y"),
-        *("x1", "y1", "x2", "y2", "cx", "cy", "r", "rx", "ry", "d", "points", "transform"),
-        *("preserveaspectratio", "text-anchor", "dominant-baseline"),
-    )
-)
 _BOX = re.compile(r"b([0-9]{1,9})")
 
 
@@ -85,7 +64,7 @@ class _Filter(HTMLParser):
         self._is_replacing = False
         """Whether only the content of the first of these is left out."""
         self._opened: list[tuple[str, str]] = []
-        """Open elements: their names in the template and in the file (empty: none)."""
+        """Open elements: their names in the template and in the file."""
         self.output: list[str] = []
 
     def take(self) -> str:
@@ -108,18 +87,15 @@ class _Filter(HTMLParser):
             if tag not in VOID_TAGS:
                 self._skipped.append(tag)
             return
-        name, more = tag if tag in KEPT_TAGS else "", ""
-        if tag == "a":
-            name, more = self._link(values.get("href") or "")
+        if tag == "img" and not (values.get("src") or "").startswith("data:image/"):
+            return
+        name, more = self._link(values.get("href") or "") if tag == "a" else (tag, "")
         kept = "".join(
             f' {key}="{escape(value or "")}"'
             for key, value in attrs
-            if key in KEPT_ATTRIBUTES or key.startswith("aria-")
+            if key not in ("href", "rel") and not key.startswith("data-")
         )
-        if tag == "img" and not (values.get("src") or "").startswith("data:image/"):
-            return
-        if name:
-            self.output.append(f"<{name}{kept}{more}>")
+        self.output.append(f"<{name}{kept}{more}>")
         if tag in VOID_TAGS:
             return
         self._opened.append((tag, name))
@@ -151,8 +127,7 @@ class _Filter(HTMLParser):
             return
         while True:
             opened, name = self._opened.pop()
-            if name:
-                self.output.append(f"</{name}>")
+            self.output.append(f"</{name}>")
             if opened == tag:
                 return
 
@@ -182,24 +157,15 @@ def render_one_file(history: EpisodeHistory, details: EpisodeDetails) -> Iterato
         Box(first, min(first + BOX_CALLS - 1, last), is_open=False)
         for first in range(1, max(last, 1) + 1, BOX_CALLS)
     ]
-    times = history.call_times(summary.public_id) if last else []
     page = templates.get_template("episode.html").render(
+        episode_values(history, details, path),
         viewer=None,
         now=time.time(),
-        details=details,
-        episode=summary,
-        verdict=details.verdict,
-        metrics=metrics_of(details),
-        settings=settings_of(details),
-        replayed=replayed_by(summary),
         tree=None,
         others=[],
-        usage=history.usage(summary.public_id),
         has_workspace=False,
-        logs=history.server_logs(summary.public_id),
         boxes=boxes if summary.has_files else [],
         entries=history.calls(summary.public_id, 1, 1),
-        timeline=plots.timeline(times, path) if times else None,
         along=None,
         wanted=0,
         search="",

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,7 +22,6 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -36,27 +35,24 @@ from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episodes as episode_pages
 from decathlon_mcp.plugins.page.calls import shown
-from decathlon_mcp.plugins.page.changes import BY_HAND
-from decathlon_mcp.plugins.page.drafts import empty_draft
+from decathlon_mcp.plugins.page.control import BY_HAND
 from decathlon_mcp.plugins.page.forms import (
-    JSON_ONLY,
     READ_SECONDS,
-    Change,
     FormReader,
     Reading,
     SavedForm,
     SavedForms,
     TooSlowError,
-    draft_of,
+    check_size,
+    fill_form,
+    inputs_of,
     is_encodable,
-    make_form,
     read_form,
-    read_inputs,
     read_text,
     show_form,
     text_of,
 )
-from decathlon_mcp.plugins.page.schema import Field, Kind
+from decathlon_mcp.plugins.page.schema import JSON_ONLY, Field, Kind, make_form
 from decathlon_mcp.plugins.page.site import Site, Sorting, Visit
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
@@ -99,35 +95,20 @@ class PlayPages:
 
     def routes(self) -> list[BaseRoute]:
         """The routes of these pages."""
+        endpoint = self._site.endpoint
+        calls, reply = (partial(self._own, view=view) for view in (episode_pages.calls, episode_pages.reply))
         return [
-            Route("/play", self._endpoint(self._tasks)),
-            Route("/play/start", self._endpoint(self._start), methods=["POST"]),
-            Route("/play/{id}", self._endpoint(self._attempt)),
-            Route("/play/{id}/form", self._endpoint(self._form), methods=["POST"]),
-            Route("/play/{id}/cancel", self._endpoint(self._cancel), methods=["POST"]),
-            Route("/play/{id}/claim", self._endpoint(self._claim), methods=["POST"]),
-            Route("/play/{id}/end", self._endpoint(self._end), methods=["POST"]),
-            Route("/play/{id}/alive", self._endpoint(self._alive), methods=["POST"]),
-            Route("/play/{id}/calls", self._endpoint(partial(self._own, view=episode_pages.calls))),
-            Route("/play/{id}/reply/{seq:int}", self._endpoint(partial(self._own, view=episode_pages.reply))),
+            Route("/play", endpoint(self._tasks)),
+            Route("/play/start", endpoint(self._start), methods=["POST"]),
+            Route("/play/{id}", endpoint(self._attempt)),
+            Route("/play/{id}/form", endpoint(self._form), methods=["POST"]),
+            Route("/play/{id}/cancel", endpoint(self._cancel), methods=["POST"]),
+            Route("/play/{id}/claim", endpoint(self._claim), methods=["POST"]),
+            Route("/play/{id}/end", endpoint(self._end), methods=["POST"]),
+            Route("/play/{id}/alive", endpoint(self._alive), methods=["POST"]),
+            Route("/play/{id}/calls", endpoint(calls)),
+            Route("/play/{id}/reply/{seq:int}", endpoint(reply)),
         ]
-
-    def _endpoint(
-        self, handler: Callable[[Visit], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            viewer = self._site.sessions.viewer(request)
-            if viewer is None:
-                return await self._site.in_thread(self._site.ask_for_secret, request)
-            try:
-                form = await self._site.read_form(request)
-                return await handler(Visit(self._site, request, viewer, None, (), form))
-            except HTTPException as error:
-                return await self._site.error(request, viewer, error.status_code, error.detail)
-            except DecathlonError as error:
-                return await self._site.error(request, viewer, 400, error.message)
-
-        return endpoint
 
     async def _tasks(self, visit: Visit) -> Response:
         """`/play`: the tasks, or one with its prompt."""
@@ -263,19 +244,14 @@ class PlayPages:
             return values
         form = await self._form_of(tool)
         saved = self._saved.get(attempt.public_id, tool["name"])
-        draft = empty_draft(form) if saved.draft is None else saved.draft
         as_text = saved.text is not None or form.kind is Kind.JSON
-        if saved.text is None and saved.draft is None:
-            saved = replace(saved, messages={})
-        general = [message for path, message in saved.messages.items() if path == () or as_text]
         return values | {
             "tool": tool["name"],
             "description": str(tool.get("description") or "")[:MAX_DESCRIPTION_CHARACTERS],
-            "form": None if as_text else show_form(form, draft, saved.messages),
+            "form": None if as_text else show_form(form, saved.inputs, saved.messages),
             "text": saved.text or "{}",
             "json_only": form.kind is Kind.JSON,
-            "schema": _digest(_schema(tool)),
-            "problem": saved.problem or (general[0] if general else ""),
+            "problem": saved.problem or (next(iter(saved.messages.values()), "") if as_text else ""),
             "errors": len(saved.messages),
         }
 
@@ -305,25 +281,23 @@ class PlayPages:
             save = partial(self._saved.save, attempt.public_id, name, size_bytes=size)
             back = f"{attempt.path}?tool={quote(name, safe='')}"
             form = await self._form_of(tool)
-            if inputs.get("schema") != _digest(_schema(tool)):
-                save(SavedForm(problem="This tool has changed: look at its form again."))
-                return visit.redirect(f"{back}#work")
             text = inputs.get("json")
             saved = SavedForm(text=text)
             if text is None:
-                saved = SavedForm(read_inputs(form, inputs, Change.parse(action)))
+                saved = SavedForm(inputs_of(inputs, action))
+                check_size(form, saved.inputs)
             try:
                 if action == "json" and text is None:
-                    saved = SavedForm(text=await self._reader.run(text_of, form, saved.draft))
-                elif action == "form" and text is not None:
-                    draft = await self._reader.run(draft_of, form, text)
-                    is_problem = isinstance(draft, str) and form.kind is not Kind.TEXT
-                    saved = replace(saved, problem=draft) if is_problem else SavedForm(draft)
+                    saved = SavedForm(text=await self._reader.run(text_of, form, saved.inputs))
+                elif action == "form" and text is not None and form.kind is not Kind.JSON:
+                    filled = await self._reader.run(fill_form, form, text)
+                    is_problem = isinstance(filled, str)
+                    saved = SavedForm(text=text, problem=filled) if is_problem else SavedForm(filled)
                 elif action == "call":
                     reading: Reading = await (
                         self._reader.run(read_text, text)
                         if text is not None
-                        else self._reader.run(read_form, form, saved.draft)
+                        else self._reader.run(read_form, form, saved.inputs)
                     )
                     saved = replace(saved, messages=reading.messages)
                     if reading.arguments is not None:

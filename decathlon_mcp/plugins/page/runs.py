@@ -138,7 +138,7 @@ def _run(visit: Visit, name: str) -> Response:
         several_suites=len({task.suite for task in report.tasks}) > 1,
         episodes=episodes,
         sorting=sorting,
-        may_change=visit.site.control is not None,
+        may_change=visit.site.registry is not None,
         others=[other for other in others if other != name],
     )
 

@@ -7,8 +7,8 @@ unknown keys, any value at all) becomes a JSON field, so that every argument can
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
@@ -46,11 +46,6 @@ class FlatSchema:
     nullable: bool
     seen: frozenset[str]
 
-    @property
-    def type(self) -> str | None:
-        """The single type, stated or implied by other keywords; None if any value is allowed."""
-        return type_of(self.schema)
-
 
 def flatten(schema: object, root: Schema, seen: frozenset[str] = frozenset()) -> FlatSchema:
     """Resolve one schema. Raises UnreadableSchemaError."""
@@ -70,8 +65,8 @@ def flatten(schema: object, root: Schema, seen: frozenset[str] = frozenset()) ->
         else:
             real.append(as_object(branch) or {})
     if len(real) == 1:
-        joined = flatten({**_merge(common, _resolve(real[0], root, seen)[0])}, root, seen)
-        return FlatSchema(joined.schema, joined.alternatives, nullable or joined.nullable, joined.seen)
+        joined = flatten(_merge(common, _resolve(real[0], root, seen)[0]), root, seen)
+        return replace(joined, nullable=nullable or joined.nullable)
     choices = common.get("enum")
     if isinstance(choices, list) and None in choices:
         nullable = True
@@ -80,7 +75,7 @@ def flatten(schema: object, root: Schema, seen: frozenset[str] = frozenset()) ->
 
 
 def type_of(schema: Schema) -> str | None:
-    """The single type of a schema, stated or implied by other keywords."""
+    """The single type of a schema, stated or implied by other keywords; None if any value is allowed."""
     types = _types(schema)
     if len(types) == 1:
         return types[0]
@@ -206,6 +201,30 @@ class Field:
         return f"{hint}, or null" if self.nullable else hint
 
 
+MAX_FORM_FIELDS = 500
+MAX_CHOICES = 2_000
+"""Limits of a form; the arguments of a tool with more are given as JSON."""
+JSON_ONLY = Field("", Kind.JSON, {}, required=True)
+"""The form of a tool whose schema gives none."""
+
+
+def make_form(schema: str) -> Field:
+    """The form of a tool with this schema, as JSON text."""
+    form = form_from_schema(json.loads(schema))
+    fields = choices = 0
+    for each in _all_fields(form):
+        fields, choices = fields + 1, choices + len(each.choices)
+        if fields > MAX_FORM_FIELDS or choices > MAX_CHOICES:
+            return JSON_ONLY
+    return form
+
+
+def _all_fields(field: Field) -> Iterator[Field]:
+    yield field
+    for inner in (*field.fields, *field.options, *((field.items,) if field.items else ())):
+        yield from _all_fields(inner)
+
+
 def form_from_schema(schema: Schema) -> Field:
     """The form for a tool's arguments: a group, or one JSON field if the schema is not an object."""
     try:
@@ -219,8 +238,7 @@ def form_from_schema(schema: Schema) -> Field:
 
 def _field(name: str, schema: object, root: Schema, seen: frozenset[str], *, required: bool) -> Field:
     try:
-        flat = flatten(schema, root, seen)
-        field = _field_from(name, flat, root, required=required)
+        field = _field_from(name, flatten(schema, root, seen), root, required=required)
     except UnreadableSchemaError:
         field = None
     return field or Field(name, Kind.JSON, _with_definitions(schema, root), required)
@@ -240,7 +258,7 @@ def _field_from(name: str, flat: FlatSchema, root: Schema, *, required: bool) ->
         return Field(name, Kind.CHOICE, schema, required, nullable, choices=values)
     if flat.alternatives:
         return _union(name, flat, root, required=required)
-    match flat.type:
+    match type_of(flat.schema):
         case "string":
             kind = Kind.LONG_TEXT if _is_long_text(name, schema) else Kind.TEXT
         case "integer":
@@ -264,7 +282,7 @@ def _choices(flat: FlatSchema, root: Schema) -> tuple[Any, ...] | None:
         return (schema["const"],)
     if isinstance(schema.get("enum"), list):
         return tuple(cast("list[Any]", schema["enum"]))
-    if flat.type == "boolean" and not flat.alternatives:
+    if type_of(flat.schema) == "boolean" and not flat.alternatives:
         return (True, False)
     branches = [_choices(flatten(branch, root, flat.seen), root) for branch in flat.alternatives]
     if not branches or any(choices is None for choices in branches):
@@ -273,24 +291,16 @@ def _choices(flat: FlatSchema, root: Schema) -> tuple[Any, ...] | None:
 
 
 def _union(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field:
-    types = {type_of(flatten(branch, root, flat.seen).schema) for branch in flat.alternatives}
-    bare = all(set(branch) <= {"type", "title"} for branch in flat.alternatives)
-    if bare and types <= set(SCALARS):
-        schema = {**flat.schema, "type": [*sorted(str(item) for item in types)]}
+    branches = [(branch, flatten(branch, root, flat.seen).schema) for branch in flat.alternatives]
+    types = {str(type_of(schema)) for _, schema in branches}
+    if types <= set(SCALARS) and all(set(branch) <= {"type", "title"} for branch, _ in branches):
+        schema = {**flat.schema, "type": sorted(types)}
         return Field(name, Kind.SCALAR, schema, required, flat.nullable)
     options = tuple(
-        _field(_title(branch, root, flat.seen), branch, root, flat.seen, required=True)
-        for branch in flat.alternatives
+        _field(str(schema.get("title") or ""), branch, root, flat.seen, required=True)
+        for branch, schema in branches
     )
     return Field(name, Kind.UNION, flat.schema, required, flat.nullable, options=options)
-
-
-def _title(branch: Schema, root: Schema, seen: frozenset[str]) -> str:
-    """Title of an alternative; empty if it has none."""
-    try:
-        return str(flatten(branch, root, seen).schema.get("title") or "")
-    except UnreadableSchemaError:
-        return ""
 
 
 def _object(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field:
@@ -300,29 +310,17 @@ def _object(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Fie
         _field(key, inner, root, flat.seen, required=key in required_names)
         for key, inner in properties.items()
     )
-    ordered = (
-        *(field for field in fields if field.required),
-        *(field for field in fields if not field.required),
-    )
-    return Field(
-        name,
-        Kind.OBJECT,
-        _with_definitions(flat.schema, root),
-        required,
-        flat.nullable,
-        fields=ordered,
-    )
+    ordered = tuple(sorted(fields, key=lambda field: not field.required))
+    schema = _with_definitions(flat.schema, root)
+    return Field(name, Kind.OBJECT, schema, required, flat.nullable, fields=ordered)
 
 
 def _is_long_text(name: str, schema: Schema) -> bool:
     maximum = schema.get("maxLength")
-    if isinstance(maximum, int) and maximum <= LONG_LENGTH:
-        return False
-    lines = "\n" in str(schema.get("default") or "")
+    if isinstance(maximum, int):
+        return maximum > LONG_LENGTH
     words = name.lower().replace("-", "_").split("_")
-    return (
-        lines or bool(LONG_WORDS.intersection(words)) or (isinstance(maximum, int) and maximum > LONG_LENGTH)
-    )
+    return "\n" in str(schema.get("default") or "") or bool(LONG_WORDS.intersection(words))
 
 
 def display_value(value: Any) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import anyio
@@ -19,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.page.access import Sessions, Viewer, key_options, port_of
-from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
 from decathlon_mcp.plugins.page.rendering import Assets, create_environment, query
 
@@ -89,11 +90,11 @@ class Visit:
         return RedirectResponse(self.site.href(path), 303)
 
 
-View = Callable[[Visit], Response]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class Site:
-    """The pages of one server, or of `view`. `live`, `control`: None without a server.
+    """The pages of one server, or of `view`. `registry`: the server's; without it there is nothing to change.
 
     `folders`: names of the state folders, for people. `public_url`: by which people reach the page.
     """
@@ -104,18 +105,16 @@ class Site:
         sessions: Sessions,
         *,
         live: LiveFeed | None = None,
-        control: RegistryControl | None = None,
+        registry: EpisodeRegistry | None = None,
         folders: tuple[str, ...] = (),
         public_url: str | None = None,
     ) -> None:
         self.history = history
         self.sessions = sessions
         self.live = live
-        self.control = control
+        self.registry = registry
         self.folders = folders
         self.public_url = public_url and public_url.rstrip("/")
-        self.can_play = False
-        """Whether tasks can be played at `/play`."""
         self.is_secure = (public_url or "").startswith("https:")
         self.assets = Assets()
         self._prefix = urlsplit(public_url or "").path.rstrip("/")
@@ -142,34 +141,34 @@ class Site:
         # Marks replace what UTF-8 cannot encode; what is left of it would be a fault of a template.
         return HTMLResponse(content.encode("utf-8", "replace"), status)
 
-    def watching(self, view: View) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint for viewers who may see what was played."""
+    def watching(self, view: Callable[[Visit], Response]) -> Endpoint:
+        """An endpoint for viewers who may see what was played; the view runs in a worker thread."""
+        return self.endpoint(partial(self.in_thread, view), watches=True)
+
+    def endpoint(self, view: Callable[[Visit], Awaitable[Response]], *, watches: bool = False) -> Endpoint:
+        """An endpoint for people who have presented their secret; errors become pages."""
 
         async def endpoint(request: Request) -> Response:
             viewer = self.sessions.viewer(request)
             if viewer is None:
                 return await self.in_thread(self.ask_for_secret, request)
-            if not viewer.may_watch and self.can_play and request.url.path == "/":
-                return RedirectResponse(self.href("/play"), 303)
-            if not viewer.may_watch:
+            if watches and not viewer.may_watch:
+                if self.registry is not None and request.url.path == "/":
+                    return RedirectResponse(self.href("/play"), 303)
                 return await self.error(request, viewer, 403, "With this token you may play, and not watch.")
-            return await self.visit(request, viewer, view)
+            snapshot, live = None, ()
+            if self.live is not None:
+                snapshot, live = self.live.snapshot(), self.live.visible(LiveQuery(viewer.owner))
+            try:
+                form = await self.read_form(request)
+                return await view(Visit(self, request, viewer, snapshot, live, form))
+            except HTTPException as error:
+                return await self.error(request, viewer, error.status_code, error.detail)
+            except DecathlonError as error:
+                status = 400 if isinstance(error, BadRequestError) else 503
+                return await self.error(request, viewer, status, error.message)
 
         return endpoint
-
-    async def visit(self, request: Request, viewer: Viewer, view: View) -> Response:
-        """Run a view for a viewer; errors become pages."""
-        snapshot, live = None, ()
-        if self.live is not None:
-            snapshot, live = self.live.snapshot(), self.live.visible(LiveQuery(viewer.owner))
-        try:
-            form = await self.read_form(request)
-            return await self.in_thread(view, Visit(self, request, viewer, snapshot, live, form))
-        except HTTPException as error:
-            return await self.error(request, viewer, error.status_code, error.detail)
-        except DecathlonError as error:
-            status = 400 if isinstance(error, BadRequestError) else 503
-            return await self.error(request, viewer, status, error.message)
 
     async def read_form(self, request: Request) -> dict[str, str]:
         """The fields of the form that somebody who is known has sent; none of a request that is no POST.

@@ -1,4 +1,4 @@
-"""Forms from JSON schemas: fields, drafts, values, violations."""
+"""Forms from JSON schemas: fields, inputs, values, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.page.drafts import (
-    Draft,
-    NotRepresentableError,
-    draft_from_value,
-    empty_draft,
-    partial_value,
-    read_draft,
-)
 from decathlon_mcp.plugins.page.forms import (
-    MAX_DRAFT_FIELDS,
-    draft_of,
-    make_form,
+    MAX_ITEMS,
+    MAX_SHOWN_FIELDS,
+    check_size,
+    fill_form,
+    inputs_of,
     read_form,
-    read_inputs,
+    show_form,
     text_of,
 )
-from decathlon_mcp.plugins.page.schema import Field, Kind, form_from_schema
+from decathlon_mcp.plugins.page.schema import Field, Kind, form_from_schema, make_form
 from decathlon_mcp.types import JsonObject
 
 
@@ -35,28 +29,29 @@ def form(required: tuple[str, ...] = (), **properties: Any) -> Field:
     )
 
 
-def filled(made: Field, **given: Draft) -> Draft:
-    return {**empty_draft(made), **given}
+def messages(made: Field, **typed: str) -> dict[str, str]:
+    """What is wrong, by the places of the fields. `typed`: `f_0_1` is what the input `f.0.1` has."""
+    found = read_form(made, {name.replace("_", "."): text for name, text in typed.items()})
+    return {name.removeprefix("f."): message for name, message in found.messages.items()}
 
 
-def violations(made: Field, **given: Draft) -> dict[str, str]:
-    return {
-        ".".join(map(str, item.path)): item.message
-        for item in read_draft(made, filled(made, **given)).violations
-    }
+def value(made: Field, **typed: str) -> Any:
+    found = read_form(made, {name.replace("_", "."): text for name, text in typed.items()})
+    assert found.messages == {}
+    return json.loads(found.arguments or "")
 
 
-def value(made: Field, **given: Draft) -> Any:
-    found = read_draft(made, filled(made, **given))
-    assert found.violations == ()
-    return found.value
+def filled(made: Field, arguments: JsonObject) -> dict[str, str]:
+    inputs = fill_form(made, json.dumps(arguments))
+    assert not isinstance(inputs, str)
+    return inputs
 
 
 def test_required_fields_come_first_and_must_be_filled() -> None:
     made = form(("path",), lines={"type": "integer"}, path={"type": "string"})
     assert [item.name for item in made.fields] == ["path", "lines"]
-    assert violations(made) == {"path": 'required (write "" for an empty text)'}
-    assert value(made, path='""') == {"path": ""}
+    assert messages(made) == {"0": 'required (write "" for an empty text)'}
+    assert value(made, f_0='""') == {"path": ""}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +61,7 @@ def test_required_fields_come_first_and_must_be_filled() -> None:
         ({"type": "integer", "minimum": 50}, "12", "at least 50"),
         ({"type": "number", "exclusiveMaximum": 5}, "5", "less than 5"),
         ({"type": "number"}, "NaN", "not a number"),
+        ({"type": "integer"}, "1e999", "not a whole number"),
         ({"type": "string", "maxLength": 3}, "four", "at most 3 characters, not 4"),
         ({"type": "string", "pattern": "^[a-z]+$"}, "A", "does not match ^[a-z]+$"),
         ({"type": "object"}, "{", "not JSON: "),
@@ -73,7 +69,7 @@ def test_required_fields_come_first_and_must_be_filled() -> None:
     ],
 )
 def test_invalid_value_is_reported_at_its_field(schema: dict[str, Any], typed: str, message: str) -> None:
-    assert violations(form(it=schema), it=typed)["it"].startswith(message)
+    assert messages(form(it=schema), f_0=typed)["0"].startswith(message)
 
 
 def test_enums_constants_and_booleans_become_choices() -> None:
@@ -92,7 +88,12 @@ def test_enums_constants_and_booleans_become_choices() -> None:
         "level": (1, 2, 3),
     }
     assert value(made) == {"kind": "line"}
-    assert value(made, mode=2, every=1, level=0) == {"kind": "line", "mode": None, "every": False, "level": 1}
+    assert value(made, f_1="2", f_2="1", f_3="0") == {
+        "kind": "line",
+        "mode": None,
+        "every": False,
+        "level": 1,
+    }
 
 
 def test_groups_nest_and_an_untouched_group_is_not_sent() -> None:
@@ -103,17 +104,31 @@ def test_groups_nest_and_an_untouched_group_is_not_sent() -> None:
         spare={**point, "required": ["x"]},
     )
     assert value(made) == {"frame": {}}
-    draft = {"x": "1", "y": ""}
-    assert value(made, frame={"at": draft}) == {"frame": {"at": {"x": 1}}}
-    assert violations(made, spare={"x": "", "y": "2"}) == {"spare.x": "required"}
+    assert value(made, f_0_0_0="1") == {"frame": {"at": {"x": 1}}}
+    assert messages(made, f_1_1="2") == {"1.0": "required"}
 
 
 def test_nested_lists_accept_every_allowed_cell_type() -> None:
     cell = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
     made = form(rows={"type": "array", "items": {"type": "array", "items": cell}})
-    typed = [["1", "true", "null", "text", '"1"', "[1]"]]
-    assert value(made, rows=typed) == {"rows": [[1, True, None, "text", "1", "[1]"]]}
-    assert draft_from_value(made, {"rows": [[1, True, None, "text", "1"]]}) == {"rows": [typed[0][:5]]}
+    typed = ["1", "true", "null", "text", '"1"', "[1]"]
+    cells = {f"f_0_0_{index}": text for index, text in enumerate(typed)}
+    arguments = {"rows": [[1, True, None, "text", "1", "[1]"]]}
+    assert value(made, f_0_n="1", f_0_0_n="6", **cells) == arguments
+    assert [filled(made, arguments)[f"f.0.0.{index}"] for index in range(5)] == typed[:5]
+
+
+def test_items_are_added_and_removed_by_buttons() -> None:
+    made = form(rows={"type": "array", "items": {"type": "array", "items": {"type": "integer"}}})
+    rows = [[0], [1, 11], [2, 22, 222], []]
+    inputs = inputs_of({**filled(made, {"rows": rows}), "tool": "its tool"}, "remove:f.0:1")
+    assert value(made, **inputs) == {"rows": [[0], [2, 22, 222], []]}
+    inputs = inputs_of(inputs, "remove:f.0.1:0")
+    assert value(made, **inputs) == {"rows": [[0], [22, 222], []]}
+    inputs = inputs_of(inputs, "add:f.0.2")
+    assert messages(made, **inputs) == {"0.2.0": "required"}
+    for action in ("remove:f.0:3", "remove:f.0:x", "remove:f.9:0", "remove", "call"):
+        assert inputs_of(inputs, action) == inputs
 
 
 @pytest.mark.parametrize(
@@ -127,9 +142,9 @@ def test_nullable_value_is_a_field_of_its_other_type(schema: dict[str, Any]) -> 
     made = form(limit=schema)
     assert (made.fields[0].kind, made.fields[0].nullable) == (Kind.INTEGER, True)
     assert made.fields[0].hint == "whole number, from 1, or null"
-    assert value(made, limit="null") == {"limit": None}
+    assert value(made, f_0="null") == {"limit": None}
     assert value(form(("limit",), limit=schema)) == {"limit": None}
-    assert violations(made, limit="0") == {"limit": "at least 1"}
+    assert messages(made, f_0="0") == {"0": "at least 1"}
 
 
 def test_union_is_chosen_then_filled_in() -> None:
@@ -138,10 +153,10 @@ def test_union_is_chosen_then_filled_in() -> None:
     made = form(("end",), end={"anyOf": [after, never, {"type": "string", "format": "date"}]})
     (end,) = made.fields
     assert (end.kind, [item.name for item in end.options]) == (Kind.UNION, ["After", "Never", ""])
-    assert violations(made) == {"end": "required"}
-    assert value(made, end=(0, {"n": "3"})) == {"end": {"n": 3}}
-    assert violations(made, end=(0, {"n": ""})) == {"end.n": "required"}
-    assert draft_from_value(made, {"end": "2026-01-01"}) == {"end": (2, "2026-01-01")}
+    assert messages(made) == {"0": "required"}
+    assert value(made, f_0_o="0", f_0_0_0="3") == {"end": {"n": 3}}
+    assert messages(made, f_0_o="0") == {"0.0.0": "required"}
+    assert filled(made, {"end": "2026-01-01"}) == {"f.0.o": "2", "f.0.2": "2026-01-01"}
 
 
 @pytest.mark.parametrize(
@@ -158,8 +173,7 @@ def test_union_is_chosen_then_filled_in() -> None:
 def test_inexpressible_schema_becomes_a_json_field(schema: Any) -> None:
     made = form(it=schema)
     assert made.fields[0].kind is Kind.JSON
-    found = read_draft(made, {"it": '{"x": [1, null]}'})
-    assert found.value == {"it": {"x": [1, None]}}
+    assert json.loads(text_of(made, {"f.0": '{"x": [1, null]}'})) == {"it": {"x": [1, None]}}
 
 
 def test_recursive_schema_ends_in_a_json_field() -> None:
@@ -169,11 +183,9 @@ def test_recursive_schema_ends_in_a_json_field() -> None:
     inner = made.fields[0].fields[1].items
     assert inner is not None
     assert inner.kind is Kind.JSON
-    assert value(made, tree={"name": "", "children": ['{"name": "leaf"}']}) == {
-        "tree": {"children": [{"name": "leaf"}]}
-    }
-    bad = violations(made, tree={"name": "", "children": ['{"name": 1}']})
-    assert bad == {"tree.children.0.name": "1 is not of type 'string'"}
+    assert value(made, f_0_1_n="1", f_0_1_0='{"name": "leaf"}') == {"tree": {"children": [{"name": "leaf"}]}}
+    bad = messages(made, f_0_1_n="1", f_0_1_0='{"name": 1}')
+    assert bad == {"0.1.0": "name: 1 is not of type 'string'"}
 
 
 def test_json_and_form_are_interchangeable() -> None:
@@ -185,12 +197,12 @@ def test_json_and_form_are_interchangeable() -> None:
         any={},
     )
     arguments = {"path": "", "tags": ["a"], "size": {"w": 1.5}, "any": {"x": None}}
-    draft = draft_from_value(made, arguments)
-    assert read_draft(made, draft).value == arguments
-    assert partial_value(made, {**draft, "size": {"w": "wide"}}) == {**arguments, "size": {}}
+    inputs = filled(made, arguments)
+    assert value(made, **inputs) == arguments
+    wide = {name: "wide" if text == "1.5" else text for name, text in inputs.items()}
+    assert json.loads(text_of(made, wide)) == {**arguments, "size": {}}
     for strange in ({"path": 5}, {"nothing": 1}, {"tags": "a"}):
-        with pytest.raises(NotRepresentableError):
-            draft_from_value(made, strange)
+        assert "cannot represent" in str(fill_form(made, json.dumps(strange)))
 
 
 ROWS = make_form(
@@ -205,24 +217,26 @@ ROWS = make_form(
 )
 
 
-def inputs_of(count: int, length: int) -> dict[str, str]:
+def inputs_of_rows(count: int, length: int) -> dict[str, str]:
     """What a browser sends for so many rows of empty cells."""
     return {"f.0.n": str(count), **{f"f.0.{number}.n": str(length) for number in range(count)}}
 
 
 def test_lists_in_lists_describe_no_more_fields_than_a_browser_can_send() -> None:
-    draft: Draft = read_inputs(ROWS, inputs_of(9, 200))
-    assert [len(row) for row in draft["rows"]] == [200] * 9
+    inputs = inputs_of(inputs_of_rows(9, 200), "call")
+    check_size(ROWS, inputs)
+    (rows,) = show_form(ROWS, inputs, {}).inner
+    assert [len(row.inner) for row in rows.inner] == [200] * 9
     with pytest.raises(BadRequestError, match="as JSON"):
-        read_inputs(ROWS, inputs_of(200, 200))
+        check_size(ROWS, inputs_of_rows(200, 200))
 
 
 def test_json_with_more_values_than_a_form_has_fields_stays_json() -> None:
-    draft: Draft = draft_of(ROWS, json.dumps({"rows": [["x"] * 200] * 9}))
-    assert draft["rows"] == [["x"] * 200] * 9
-    problem = draft_of(ROWS, json.dumps({"rows": [["x"] * MAX_DRAFT_FIELDS]}))
-    assert isinstance(problem, str)
-    assert str(MAX_DRAFT_FIELDS) in problem
+    assert value(ROWS, **filled(ROWS, {"rows": [["x"] * 200] * 9})) == {"rows": [["x"] * 200] * 9}
+    for rows, limit in (([["x"] * 200] * 10, MAX_SHOWN_FIELDS), ([["x"] * 201], MAX_ITEMS)):
+        problem = fill_form(ROWS, json.dumps({"rows": rows}))
+        assert isinstance(problem, str)
+        assert str(limit) in problem
 
 
 @pytest.mark.parametrize("property_schema", [{}, {"enum": ["\ud800"]}])
@@ -230,8 +244,8 @@ def test_arguments_with_lone_surrogates_are_json_that_can_be_sent(property_schem
     properties = {"a": property_schema, "\udfff": {"type": "string"}}
     made = make_form(json.dumps({"type": "object", "properties": properties}))
     typed = '"\\ud800"' if made.fields[0].kind is Kind.JSON else "0"
-    draft = read_inputs(made, {"f.0": typed, "f.1": "x"})
-    reading = read_form(made, draft)
+    inputs = {"f.0": typed, "f.1": "x"}
+    reading = read_form(made, inputs)
     assert reading.arguments is not None
-    for text in (reading.arguments, text_of(made, draft)):
+    for text in (reading.arguments, text_of(made, inputs)):
         assert json.loads(text.encode())["\udfff"] == "x"
