@@ -13,22 +13,12 @@ from typing import Any
 import pytest
 
 _PROPERTY = "cpu_seconds"
-_forked: list[float] = []
-
-
-def add_seconds_of_forked(seconds: float) -> None:
-    """Count processor time of a child's child for the test that runs. The child ends after all tests."""
-    _forked.append(seconds)
 
 
 def cpu_seconds() -> float:
     """Processor time of this process and of its children that have ended."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def _with_forked() -> float:
-    return cpu_seconds() + sum(_forked)
 
 
 class CpuTime:
@@ -41,7 +31,7 @@ class CpuTime:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._started[item.nodeid] = _with_forked()
+        self._started[item.nodeid] = cpu_seconds()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -50,7 +40,7 @@ class CpuTime:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "teardown":
-            seconds = _with_forked() - self._started.pop(item.nodeid)
+            seconds = cpu_seconds() - self._started.pop(item.nodeid)
             report.user_properties.append((_PROPERTY, seconds))
         return report
 

@@ -7,17 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx2
 import pytest
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_client import Decathlon
 from decathlon_client.errors import RequestError
 from mcp.shared.exceptions import MCPError
@@ -26,57 +20,30 @@ from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
 from tests.storage.trajectories import events
+from tests.survival.servers import supervised_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 BRACKETS = """'"result": [' + '[],' * (58_000_000 // 3) + '[]]'"""
 """58 MB of empty arrays: some 5 GB as Python objects."""
 MEMORY_LIMIT_KIB = 3 << 20
-MAX_MEMORY_KIB = 600 << 10
+MAX_MEMORY_MIB = 600
 HEALTH_SECONDS = 2.0
 """Longest time that another client may have to wait, on a machine with load."""
-
-
-@asynccontextmanager
-async def limited_server(state: Path) -> AsyncGenerator[tuple[Process, str]]:
-    """A server that may use 3 GiB of memory, and its URL."""
-    words = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--provider", "host"]
-    words += ["--port", "0", "--log-format", "json", "--state", str(state)]
-    words += ["--no-supervisor", "--survive-seconds", "0"]
-    command = ["bash", "-c", f'ulimit -v {MEMORY_LIMIT_KIB}; exec "$@"', "serve", *words]
-    async with await anyio.open_process(command) as process:
-        assert process.stderr is not None
-        log = BufferedByteReceiveStream(process.stderr)
-        entry: dict[str, Any] = {}
-        while entry.get("message") != "listening":
-            entry = json.loads(await log.receive_until(b"\n", 1 << 16))
-        yield process, entry["url"]
-        process.kill()
-
-
-async def watch_health(url: str, seconds: list[float]) -> None:
-    """Record how long the server takes to answer somebody else."""
-    async with httpx2.AsyncClient(timeout=60) as http:
-        while True:
-            started = anyio.current_time()
-            (await http.get(f"{url}/healthz")).raise_for_status()
-            seconds.append(anyio.current_time() - started)
-            await anyio.sleep(0.02)
-
-
-def peak_memory_kib(process: Process) -> int:
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 @pytest.mark.slow
 @pytest.mark.long
 async def test_three_replies_of_58_mb_harm_nobody(tmp_path: Path) -> None:
-    waited: list[float] = []
-    peak_kib = 0
-    async with limited_server(tmp_path / "state") as (process, url), anyio.create_task_group() as tasks:
-        async with Decathlon(url) as client, client.episode("sum-prices") as honest:
-            tasks.start_soon(watch_health, url, waited)
+    launcher = ("bash", "-c", f'ulimit -v {MEMORY_LIMIT_KIB}; exec "$@"', "serve")
+    words = ("--no-supervisor", "--survive-seconds", "0")
+    state = tmp_path / "state"
+    async with supervised_server(state, *words, suite=SUITE, launcher=launcher) as server:
+        async with (
+            Decathlon(server.url) as client,
+            client.episode("sum-prices") as honest,
+            server.watched() as waited,
+        ):
             async with client.episode("sum-prices") as cheat:
                 for _ in range(3):
                     reply = await cheat.call("root__reply", {"members": BRACKETS})
@@ -86,11 +53,10 @@ async def test_three_replies_of_58_mb_harm_nobody(tmp_path: Path) -> None:
                 assert (await cheat.evaluate()).reward == 0.0
             await honest.call("root__shell", {"command": SOLUTIONS["sum-prices"]})
             assert (await honest.evaluate()).reward == 1.0
-        tasks.cancel_scope.cancel()
-        peak_kib = peak_memory_kib(process)
-    print(f"worst /healthz {max(waited):.3f} s, peak {peak_kib >> 10} MiB")  # noqa: T201
+        peak_mib = server.memory_mib("VmHWM")
+    print(f"worst /healthz {max(waited):.3f} s, peak {peak_mib:.0f} MiB")  # noqa: T201
     assert max(waited) < HEALTH_SECONDS
-    assert peak_kib < MAX_MEMORY_KIB
+    assert peak_mib < MAX_MEMORY_MIB
 
 
 OVER_A_LIMIT = [

@@ -15,26 +15,23 @@ import pytest
 
 from decathlon_mcp.cli import console
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.settings import default_state
-from tests.cli.conftest import InProcess
+from tests.cli.conftest import Shell
 from tests.probe.serving import Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture
-async def served(
-    tmp_path: Path, anyio_backend: object, in_process: InProcess, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[Served]:
+async def served(tmp_path: Path, anyio_backend: object, shell: Shell) -> AsyncGenerator[Served]:
     async with serving(tmp_path / "served", provider="host", max_sandboxes=1, max_queue=0) as served:
-        monkeypatch.setenv("DECATHLON_URL", served.url)
+        shell.environment["DECATHLON_URL"] = served.url
         yield served
 
 
 class Steps:
-    """Runs steps in this process, each in its own event loop, which is faster than a process per step."""
+    """Runs steps beside the server in this process."""
 
-    def __init__(self, commands: InProcess) -> None:
+    def __init__(self, commands: Shell) -> None:
         self._commands = commands
 
     async def output(self, *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -53,8 +50,8 @@ class Steps:
 
 
 @pytest.fixture
-def steps(in_process: InProcess) -> Steps:
-    return Steps(in_process)
+def steps(shell: Shell) -> Steps:
+    return Steps(shell)
 
 
 async def test_what_a_sandbox_replies_is_not_obeyed_by_the_terminal(steps: Steps, served: Served) -> None:
@@ -81,17 +78,18 @@ async def test_exit_status_tells_a_failed_tool_a_failed_attempt_and_a_full_serve
 
 
 async def test_the_list_without_a_token_has_what_this_user_started_on_this_server(
-    served: Served, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    served: Served, steps: Steps, shell: Shell
 ) -> None:
     handle = (await steps.output("start", "find-answer", "--no-wait"))["episode"]
     listed = (await steps.output("list", "--url", f"{served.url}/mcp"))["episodes"]
     assert [row["episode"] for row in listed] == [handle]
-    folder = next(default_state().glob("shell/*"))
+    state = Path(shell.environment["XDG_STATE_HOME"]) / "decathlon-mcp"
+    folder = next(state.glob("shell/*"))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (folder / ("f" * 48)).touch()
     assert len((await steps.output("list"))["episodes"]) == 1
     assert [file.name for file in folder.iterdir()] == [handle]
-    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    shell.environment["XDG_STATE_HOME"] = "/dev/null"
     await steps.output("close", handle)
     assert await steps.output("list") == {"episodes": []}
 
@@ -109,11 +107,11 @@ async def test_an_attempt_can_be_ended_as_truncated(served: Served, steps: Steps
 
 
 async def test_an_address_works_as_a_handle_and_arguments_may_come_from_a_file(
-    served: Served, steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, steps: Steps, tmp_path: Path, shell: Shell
 ) -> None:
     started = await steps.output("start", "find-answer", "--no-wait")
     assert "tools" not in started
-    monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
+    shell.environment["DECATHLON_URL"] = "http://127.0.0.1:1"
     assert (await steps.output("tools", started["address"]))["tools"]
     (tmp_path / "arguments").write_text('{"path": "answer.txt", "text": "42"}')
     await steps.output("call", started["address"], "probe__write", f"@{tmp_path / 'arguments'}")
@@ -138,19 +136,17 @@ async def test_an_error_is_one_line(
     assert message in await steps.error(*arguments, status=status)
 
 
-async def test_a_token_comes_from_the_environment(
-    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_token_comes_from_the_environment(tmp_path: Path, steps: Steps, shell: Shell) -> None:
     secret, line = new_token("alice", "player")
     (tmp_path / "tokens").write_text(line)
     async with serving(
         tmp_path / "state", tokens=Tokens.read(tmp_path / "tokens"), provider="host"
     ) as served:
-        monkeypatch.setenv("DECATHLON_URL", served.url)
+        shell.environment["DECATHLON_URL"] = served.url
         assert "a token is needed" in await steps.error("start", "find-answer", status=1)
-        monkeypatch.setenv("DECATHLON_TOKEN", "not one")
+        shell.environment["DECATHLON_TOKEN"] = "not one"
         assert "DECATHLON_TOKEN: not a token" in await steps.error("start", "find-answer", status=2)
-        monkeypatch.setenv("DECATHLON_TOKEN", secret)
+        shell.environment["DECATHLON_TOKEN"] = secret
         handle = (await steps.output("start", "find-answer", "--no-wait"))["episode"]
         assert [row["episode"] for row in (await steps.output("list"))["episodes"]] == [handle]
         await steps.output("close", handle)
@@ -180,14 +176,14 @@ class HangingServer:
 
 
 async def test_a_command_says_that_its_server_is_away_and_that_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, in_process: InProcess
+    monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.setattr(console, "QUIET_SECONDS", 0.05)
     monkeypatch.setattr(console, "ANSWER_SECONDS", 0.5)
     async with await asyncio.start_server(HangingServer().serve, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         url = f"http://{host}:{port}"
-        done = await anyio.to_thread.run_sync(in_process.run, "episode", "status", "0123", "--url", url)
+        done = await anyio.to_thread.run_sync(shell.run, "episode", "status", "0123", "--url", url)
     assert done.returncode == 1
     assert done.stderr.splitlines()[:2] == [
         f"decathlon-mcp: the server at {url} does not answer; this command waits for it",

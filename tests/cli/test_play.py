@@ -17,7 +17,7 @@ from decathlon_client.script import read_steps
 
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.http.authentication import Tokens, new_token
-from tests.cli.conftest import COMMAND, InProcess, Shell
+from tests.cli.conftest import COMMAND, Shell
 from tests.page.sites import HTML, OWN, sign_in
 from tests.probe.serving import SUITE, serving
 
@@ -25,8 +25,8 @@ RIGHT = '{"tool": "probe__write", "arguments": {"path": "answer.txt", "text": "4
 ON_PROBE = ("find-answer", "--suite", SUITE, "--provider", "host", "--state", "state", "--script", "-")
 
 
-def test_script_that_solves_its_task_exits_with_zero(in_process: InProcess) -> None:
-    done = in_process.run("play", *ON_PROBE, given=RIGHT)
+def test_script_that_solves_its_task_exits_with_zero(shell: Shell) -> None:
+    done = shell.run("play", *ON_PROBE, given=RIGHT)
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
     assert (verdict["reward"], verdict["claimed"], verdict["metrics"]["calls"]) == (1.0, True, 1)
@@ -34,14 +34,14 @@ def test_script_that_solves_its_task_exits_with_zero(in_process: InProcess) -> N
     assert "isolates nothing" not in done.stderr
 
 
-def test_script_that_does_not_solve_its_task_exits_with_one(in_process: InProcess) -> None:
-    done = in_process.run(
+def test_script_that_does_not_solve_its_task_exits_with_one(shell: Shell) -> None:
+    done = shell.run(
         "play", *ON_PROBE, given='{"tool": "probe__fail"}\n{"tool": "probe__bare", "expect": "bare"}\n'
     )
     assert done.returncode == 1
     verdict = json.loads(done.stdout)
     assert (verdict["reward"], verdict["claimed"], verdict["metrics"]["failed_calls"]) == (0.0, False, 1)
-    done = in_process.run("play", *ON_PROBE, given='{"tool": "probe__bare", "expect": "something"}')
+    done = shell.run("play", *ON_PROBE, given='{"tool": "probe__bare", "expect": "something"}')
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == (
         "decathlon-mcp: probe__bare answered something else than the script expects: 'something'"
@@ -68,24 +68,22 @@ async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path, she
         (("x", "--script", "-", "--url", "nowhere"), "url: not the address of a server, "),
     ],
 )
-def test_error_is_one_line(in_process: InProcess, words: tuple[str, ...], message: str) -> None:
-    done = in_process.run("play", *words)
+def test_error_is_one_line(shell: Shell, words: tuple[str, ...], message: str) -> None:
+    done = shell.run("play", *words)
     assert (done.returncode, done.stdout) == (2 if words[0] == "nothing" else 1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"decathlon-mcp: {message}")
 
 
-def test_the_variable_selects_a_server_unless_a_suite_is_named(
-    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
-    done = in_process.run("play", "find-answer", "--script", "-", given=RIGHT)
+def test_the_variable_selects_a_server_unless_a_suite_is_named(shell: Shell) -> None:
+    shell.environment["DECATHLON_URL"] = "http://127.0.0.1:1"
+    done = shell.run("play", "find-answer", "--script", "-", given=RIGHT)
     assert "no server answers at http://127.0.0.1:1" in done.stderr
-    assert in_process.run("play", *ON_PROBE, given=RIGHT).returncode == 0
-    monkeypatch.setenv("DECATHLON_URL", "nowhere")
+    assert shell.run("play", *ON_PROBE, given=RIGHT).returncode == 0
+    shell.environment["DECATHLON_URL"] = "nowhere"
     assert (
         "DECATHLON_URL: not the address of a server"
-        in in_process.run("play", "find-answer", "--script", "-").stderr
+        in shell.run("play", "find-answer", "--script", "-").stderr
     )
 
 
@@ -125,13 +123,11 @@ async def test_by_hand_the_page_opens_at_the_task_with_its_key_in_a_browser(tmp_
     assert (tmp_path / "state" / "play.log").exists()
 
 
-def test_by_hand_on_a_running_server_its_page_is_named(
-    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_hand_on_a_running_server_its_page_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.get", lambda: (_ for _ in ()).throw(webbrowser.Error()))
-    assert in_process.run("play", "--url", "http://127.0.0.1:1/").stdout == "http://127.0.0.1:1/play\n"
+    assert shell.run("play", "--url", "http://127.0.0.1:1/").stdout == "http://127.0.0.1:1/play\n"
     assert (
-        in_process.run("play", "a b", "--url", "http://127.0.0.1:1/mcp").stdout
+        shell.run("play", "a b", "--url", "http://127.0.0.1:1/mcp").stdout
         == "http://127.0.0.1:1/play?task=a+b\n"
     )
 

@@ -12,7 +12,7 @@ import pytest
 from decathlon_mcp.cli.usage import failure_message
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens
-from tests.cli.conftest import InProcess, Shell
+from tests.cli.conftest import Shell
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
@@ -59,11 +59,10 @@ def test_flags_override_variables_and_variables_override_the_file(shell: Shell) 
     ],
 )
 def test_an_option_that_does_not_fit_is_refused_before_anything_starts(
-    in_process: InProcess, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, arguments: list[str], message: str
 ) -> None:
-    if not arguments:
-        monkeypatch.setenv("DECATHLON_CPUS", "0")
-    assert in_process.error("serve", *arguments, status=2).startswith(message)
+    variables = {} if arguments else {"DECATHLON_CPUS": "0"}
+    assert shell.error("serve", *arguments, status=2, **variables).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +75,9 @@ def test_an_option_that_does_not_fit_is_refused_before_anything_starts(
     ],
 )
 def test_an_unknown_option_is_compared_with_those_that_the_help_lists(
-    in_process: InProcess, words: tuple[str, ...], hint: str
+    shell: Shell, words: tuple[str, ...], hint: str
 ) -> None:
-    assert in_process.error(*words, status=2) == f"unknown option: {words[-1]}{hint}"
+    assert shell.error(*words, status=2) == f"unknown option: {words[-1]}{hint}"
 
 
 @pytest.mark.parametrize(
@@ -90,28 +89,26 @@ def test_an_unknown_option_is_compared_with_those_that_the_help_lists(
         ('state = "a\\u0000b"', "state: must not contain a zero byte"),
     ],
 )
-def test_a_value_in_the_file_that_does_not_fit_is_named(
-    in_process: InProcess, text: str, message: str
-) -> None:
-    Path("decathlon.toml").write_text(text)
-    assert in_process.error("serve", status=2) == f"decathlon.toml: {message}"
+def test_a_value_in_the_file_that_does_not_fit_is_named(shell: Shell, text: str, message: str) -> None:
+    (shell.folder / "decathlon.toml").write_text(text)
+    assert shell.error("serve", status=2) == f"decathlon.toml: {message}"
 
 
-def test_a_file_that_is_not_text_is_an_error(in_process: InProcess) -> None:
-    Path("other.toml").write_text("max_sandboxes: 8")
-    assert in_process.error("tasks", "--config", "other.toml", status=2).startswith("other.toml: not TOML: ")
-    Path("binary").write_bytes(b"\xff\xfe")
-    assert in_process.error("tasks", "--config", "binary", status=2) == "binary: not a text file (UTF-8)"
-    with pytest.raises(SettingsError, match="--tokens: binary: not a text file"):
-        Tokens.read(Path("binary"))
+def test_a_file_that_is_not_text_is_an_error(shell: Shell) -> None:
+    (shell.folder / "other.toml").write_text("max_sandboxes: 8")
+    assert shell.error("tasks", "--config", "other.toml", status=2).startswith("other.toml: not TOML: ")
+    (shell.folder / "binary").write_bytes(b"\xff\xfe")
+    assert shell.error("tasks", "--config", "binary", status=2) == "binary: not a text file (UTF-8)"
+    with pytest.raises(SettingsError, match=r"--tokens: .*binary: not a text file"):
+        Tokens.read(shell.folder / "binary")
 
 
-def test_a_file_is_no_state_folder(in_process: InProcess) -> None:
-    Path("file").write_text("")
+def test_a_file_is_no_state_folder(shell: Shell) -> None:
+    (shell.folder / "file").write_text("")
     message = "--state: file is not a folder; name the state folder of a server"
-    assert in_process.error("show", "--state", "file", status=1) == message
-    Path("script").write_text('{"tool": "x"}')
-    message = in_process.error("play", "tune-reactor", "--script", "script", "--state", "file", status=1)
+    assert shell.error("show", "--state", "file", status=1) == message
+    (shell.folder / "script").write_text('{"tool": "x"}')
+    message = shell.error("play", "tune-reactor", "--script", "script", "--state", "file", status=1)
     assert message == "--state: file cannot be used: File exists; choose another folder"
 
 

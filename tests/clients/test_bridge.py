@@ -22,12 +22,12 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens, new_token
-from tests.cli.conftest import COMMAND, Shell, forking, shell
+from tests.cli.conftest import COMMAND, Shell, shell
 from tests.clients.relay import port_of, relayed
 from tests.probe.clients import ERAS, refused
 from tests.probe.serving import SUITE, Served, serving
 
-__all__ = ["forking", "shell"]
+__all__ = ["shell"]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import anyio
@@ -22,6 +21,7 @@ from decathlon_client import (
 from decathlon_mcp.episodes import admission
 from decathlon_mcp.episodes.state import Ending, Phase
 from tests.clients.relay import port_of, relayed
+from tests.ports import free_port
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -68,9 +68,10 @@ async def test_a_forgotten_session_is_replaced_by_a_new_one(tmp_path: Path) -> N
             assert [len(server.episodes.live) for server in (first, second)] == [0, 1]
 
 
-async def test_an_unreachable_server_is_reported_with_its_address(free_port: int) -> None:
-    with pytest.raises(ConnectionLostError, match=f"no server answers at http://127.0.0.1:{free_port}/mcp"):
-        async with Decathlon(f"http://127.0.0.1:{free_port}"):
+async def test_an_unreachable_server_is_reported_with_its_address() -> None:
+    port = free_port()
+    with pytest.raises(ConnectionLostError, match=f"no server answers at http://127.0.0.1:{port}/mcp"):
+        async with Decathlon(f"http://127.0.0.1:{port}"):
             pass
 
 
@@ -153,18 +154,11 @@ async def test_claim_and_verdict_work_with_toolathlons_names_and_a_reward_hidden
         assert (await e.evaluate()).reward == 1.0
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
-    served: Served, monkeypatch: pytest.MonkeyPatch, free_port: int
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     for host in ("127.0.0.1", "localhost"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -99,6 +100,11 @@ async def running_registry(
     async with provider, registry.running():
         yield registry
     assert provider.machine.sandboxes == {}, "a sandbox is left"
+
+
+def is_idle(episode: Episode) -> bool:
+    """Whether no request keeps the episode from ending for idleness."""
+    return episode.lease.deadline <= time.monotonic() + episode.spec.limits.idle_seconds
 
 
 async def ended(episode: Episode) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -25,46 +20,8 @@ from decathlon_mcp.episodes.call import (
 )
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_json
-from tests.episodes.crashing_server import STEPS
 
 pytestmark = pytest.mark.slow
-
-BEFORE_THE_LINE = 2
-"""Steps before the line of the call is complete: the call is not sent then, and its number is free."""
-SENT = 5
-"""The first step after the call was sent."""
-
-
-def rounds(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """What came of an episode whose server died at each step. `kind`: see `crashing_server`."""
-    program = [sys.executable, "-m", "tests.episodes.crashing_server", str(folder), kind]
-    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=120)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    exits = [each["first"] for each in found]
-    assert len(found) == STEPS, done.stderr
-    assert exits[0] == 9, "no server died"
-    assert exits[-1] == 0, "the last steps are not covered"
-    return found
-
-
-@pytest.mark.parametrize(("kind", "reply"), [("play", "run 2"), ("late", "the tool took too long")])
-def test_a_call_runs_once_at_whatever_step_its_server_dies(tmp_path: Path, kind: str, reply: str) -> None:
-    for found in rounds(tmp_path, kind):
-        assert found["runs"] == 2, found
-        assert found["replies"] == [reply, reply, reply, "run 1"]
-        assert found["calls"] == 2
-        last, calls, failed, records = found["counts"]
-        assert last == (1 if found["step"] <= BEFORE_THE_LINE else 2)
-        assert (calls, failed, records) == (2, int(kind == "late"), 2)
-
-
-def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_path: Path) -> None:
-    for found in rounds(tmp_path, "claim"):
-        assert found["runs"] == (1 if found["step"] < SENT else 2), found
-        assert len(set(found["replies"][:3])) == 1
-        assert found["replies"][0] == "run 2" or "closed" in found["replies"][0]
-        assert found["replies"][3] == "run 1"
-        assert len(found["records"]) == found["calls"]
 
 
 def noted(number: int, size_bytes: int = 0) -> Notification:

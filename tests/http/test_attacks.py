@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
@@ -14,16 +14,18 @@ import anyio
 import httpx2
 import pytest
 
-from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.http.protocol import ConnectionLimits, peer_of
 from tests.cheats import http_attacks as attacks
+from tests.driver.peer import until
+from tests.episodes.environment import is_idle
 from tests.http.messages import INITIALIZE
-from tests.http.server_process import HOST, ServerProcess, server_process
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
+from tests.survival.servers import SupervisedServer, supervised_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
+HOST = "127.0.0.1"
 MAX_GROWTH_MIB = 150.0
 MAX_HEALTH_SECONDS = 3.0
 """On a machine with other work; alone it is below 0.1 s."""
@@ -37,23 +39,27 @@ HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServerProcess]:
-    with server_process(tmp_path_factory.mktemp("server")) as server:
+async def server(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[SupervisedServer]:
+    state = tmp_path_factory.mktemp("server") / "state"
+    async with supervised_server(state, "--no-supervisor", "--survive-seconds", "0") as server:
         yield server
 
 
 @pytest.mark.parametrize("attack", QUICK, ids=[attack.__name__ for attack in QUICK])
 async def test_attack_neither_fills_the_memory_nor_stops_the_server(
-    server: ServerProcess, attack: attacks.Attack
+    server: SupervisedServer, attack: attacks.Attack
 ) -> None:
     server.reset_peak()
     before = server.memory_mib()
-    with server.watched():
+    async with server.watched() as seconds:
         with anyio.fail_after(60):
             await attack(HOST, server.port)
-    assert server.health_seconds() < MAX_HEALTH_SECONDS
-    assert server.worst_seconds < MAX_HEALTH_SECONDS
-    assert server.peak_mib() - before < MAX_GROWTH_MIB
+        answers = len(seconds)
+        await until(lambda: len(seconds) > answers)
+    assert max(seconds) < MAX_HEALTH_SECONDS
+    assert server.memory_mib("VmHWM") - before < MAX_GROWTH_MIB
 
 
 @asynccontextmanager
@@ -125,11 +131,6 @@ async def test_connection_that_reads_no_response_is_closed(fast: Served) -> None
     assert time.monotonic() - started < 50
 
 
-def holders(episode: Episode) -> int:
-    """Requests in progress that keep an episode's lease from expiring."""
-    return episode.lease._holders  # pyright: ignore[reportPrivateUsage]
-
-
 async def test_client_that_leaves_behind_pipelined_requests_is_noticed(fast: Served) -> None:
     body = attacks.json.dumps(INITIALIZE).encode()
     async with raw_connection(fast) as (reader, writer):
@@ -144,10 +145,8 @@ async def test_client_that_leaves_behind_pipelined_requests_is_noticed(fast: Ser
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD + b"\r\n")
         await anyio.sleep(0.2)
-        assert holders(episode) == 1
-    with anyio.fail_after(20):
-        while holders(episode):  # noqa: ASYNC110  (there is no event for it)
-            await anyio.sleep(0.05)
+        assert not is_idle(episode)
+    await until(lambda: is_idle(episode))
 
 
 async def test_connections_of_one_address_are_limited(tmp_path: Path) -> None:
@@ -204,12 +203,11 @@ async def test_requests_that_offer_another_protocol_are_served_as_http(fast: Ser
     assert answer.count(b"HTTP/1.1 200") == 3
 
 
-async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: ServerProcess) -> None:
+async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: SupervisedServer) -> None:
     """300 calls of 60 KiB. Each needs 2 MB as long as it runs, of which the server admits some 60."""
     path = "/tasks/find-answer/mcp"
     headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
-    url = f"http://{HOST}:{server.port}"
-    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=120) as client:
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=120) as client:
         opened = await client.post(path, content=attacks.initialize())
         client.headers["Mcp-Session-Id"] = session = opened.headers["mcp-session-id"]
         await client.post(path, content=b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
@@ -227,7 +225,7 @@ async def test_pending_calls_full_of_values_do_not_fill_the_memory(server: Serve
                 await client.post(path, content=attacks.rpc("ping", {}))
             tasks.cancel_scope.cancel()
         await client.delete(path)
-    assert server.peak_mib() - before < 300
+    assert server.memory_mib("VmHWM") - before < 300
 
 
 async def test_long_names_are_not_repeated(fast: Served) -> None:

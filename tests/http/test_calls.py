@@ -19,6 +19,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.protocol import requests, responses
 from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
+from tests.episodes.environment import is_idle
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT, META, MODERN
@@ -284,7 +285,7 @@ async def test_call_whose_client_leaves_at_once_is_completed(
             writer.write(in_bytes(session, body))
             await until(lambda: tools.running)
         tools.finish.set()
-        await until(lambda: not episode.lease._holders)  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: is_idle(episode))
         assert tools.cancelled == 0
         # The client has no reply: the same call, under whatever id, gets it once.
         assert await session.call("probe__slow", request_id=11, text="a") == "done"
@@ -318,4 +319,4 @@ async def test_client_that_comes_back_often_leaves_one_request(
             tools.finish.set()
             assert [line async for line in coming if line.startswith("data: {")]
         await until(lambda: waiting(session) == 0)
-        assert not served.episodes.live[-1].lease._holders  # pyright: ignore[reportPrivateUsage]
+        assert is_idle(served.episodes.live[-1])

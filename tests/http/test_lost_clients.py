@@ -13,20 +13,17 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.events import Spans
 from decathlon_mcp.http.application import http_app
-from decathlon_mcp.http.listening import listen
-from decathlon_mcp.http.server import serve_http
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, ended, running_registry
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import INITIALIZE, META, MODERN
 from tests.probe.clients import connected
-from tests.probe.serving import Served
+from tests.probe.serving import Served, serving_app
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -51,27 +48,12 @@ async def served_by_fake(
     **settings: Any,
 ) -> AsyncGenerator[Served]:
     """Serve a registry over the fake provider."""
-    listener = listen("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     provider = provider or FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
-        ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
+    async with running_registry(tmp_path, provider, **settings) as registry:
         registry.spans = spans
         registry.events.listeners = [] if spans is None else [spans]
-
-        async def serve() -> None:
-            app = http_app(registry)
-            await serve_http(app, listener, drain=registry.shutdown.drain, on_ready=ready.set, stop=stop)
-            stopped.set()
-
-        tasks.start_soon(serve)
-        await ready.wait()
-        try:
-            yield Served(url, registry, tmp_path)
-        finally:
-            stop.set()
-            with anyio.CancelScope(shield=True), anyio.move_on_after(20):
-                await stopped.wait()
+        async with serving_app(http_app(registry), registry, tmp_path) as served:
+            yield served
 
 
 async def started(registry: EpisodeRegistry, count: int) -> Episode:

@@ -15,7 +15,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.http.application import http_app, page_for
+from decathlon_mcp.http.application import HttpApp, http_app, page_for
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
@@ -80,22 +80,26 @@ async def serving(
     if is_image_folder(settings.get("image")):
         defaults["isolation"] = "auto"
     values = {**defaults, **settings}
-    listener = listen("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     configured = read_settings(values)
-    async with bootstrap(configured, serves=page or survives) as episodes, background_tasks() as tasks:
+    async with bootstrap(configured, serves=page or survives) as episodes:
+        hosts = hosts_for("127.0.0.1", (), Tokens(), origins)
+        shown = page_for(episodes, state, tokens or Tokens(), hosts) if page else None
+        max_body_bytes = configured.max_body_mib << 20
+        app = http_app(episodes, tokens=tokens, hosts=hosts, max_body_bytes=max_body_bytes, page=shown)
+        async with serving_app(app, episodes, state, limits=limits) as served:
+            yield served
+
+
+@asynccontextmanager
+async def serving_app(
+    app: HttpApp, episodes: EpisodeRegistry, state: Path, *, limits: ConnectionLimits | None = None
+) -> AsyncGenerator[Served]:
+    """Serve an application with these episodes until the context exits, then drain."""
+    listener = listen("127.0.0.1", 0)
+    async with background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:
-            hosts = hosts_for("127.0.0.1", (), Tokens(), origins)
-            shown = page_for(episodes, state, tokens or Tokens(), hosts) if page else None
-            app = http_app(
-                episodes,
-                tokens=tokens,
-                hosts=hosts,
-                max_body_bytes=configured.max_body_mib << 20,
-                page=shown,
-            )
             await serve_http(
                 app,
                 listener,
@@ -110,7 +114,7 @@ async def serving(
         tasks.start_soon(serve)
         await ready.wait()
         try:
-            yield Served(url, episodes, state)
+            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", episodes, state)
         finally:
             stop.set()
             with anyio.CancelScope(shield=True), anyio.move_on_after(20):

@@ -8,14 +8,10 @@ import runpy
 import shutil
 import sqlite3
 import sys
-import traceback
-import warnings
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +26,7 @@ from mcp_types import TextContent
 
 from decathlon_mcp.starter import suite_path
 from decathlon_mcp.suites.loading import load_suite
+from tests.forks import in_fork
 
 LAUNCH_TIME = "2026-05-06 08:30:00 Wednesday"
 PROFILE = load_suite(suite_path()).profile
@@ -43,20 +40,6 @@ class Outcome:
 
     exit_code: int
     output: str
-
-
-def exit_code_of(module: str) -> int:
-    """Run a module as `python -m` does, and return the exit status that Python would have."""
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001  # as Python does
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.stdout.flush()
-    return 0
 
 
 @dataclass(frozen=True)
@@ -94,24 +77,15 @@ class Bench:
     def run(self, part: str, *arguments: str) -> Outcome:
         """Run one of the task's modules from the root, in a fork: a new process would import MCP again."""
         module = f"tasks.starter.{self.task}.{part}.main"
-        with TemporaryFile() as output, warnings.catch_warnings():
-            # Later Pythons warn of the threads of pytest-xdist, which no fork needs.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            if (pid := os.fork()) == 0:
-                try:
-                    os.chdir(self.root)
-                    os.environ |= {**ENVIRONMENT, "PATH": PATH}
-                    for descriptor in (1, 2):
-                        os.dup2(output.fileno(), descriptor)
-                    sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-                    sys.argv = [module, "--agent_workspace", str(self.workspace), *arguments]
-                    sys.path.insert(0, str(self.root))
-                    os._exit(Context().run(exit_code_of, module))
-                finally:
-                    os._exit(2)
-            _, status = os.waitpid(pid, 0)
-            output.seek(0)
-            return Outcome(os.waitstatus_to_exitcode(status), output.read().decode())
+
+        def execute() -> None:
+            sys.argv = [module, "--agent_workspace", str(self.workspace), *arguments]
+            sys.path.insert(0, str(self.root))
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+        environment = {**os.environ, **ENVIRONMENT, "PATH": PATH}
+        done = in_fork(execute, folder=self.root, environment=environment, merged=True)
+        return Outcome(done.returncode, done.stdout)
 
     def answer(self, text: str | None) -> None:
         """Write the log of an episode whose final answer is this text."""

@@ -1,4 +1,4 @@
-"""A server under its supervisor, which a test can kill."""
+"""A server as users start it, in processes that a test can measure and kill."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import httpx2
 from anyio.abc import Process
 
 from tests.probe.serving import SUITE
@@ -22,7 +23,7 @@ RESTART_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SupervisedServer:
-    """`serve` with its supervisor. `process` is the supervisor."""
+    """`serve` with its supervisor. `process` is the supervisor, or the server if there is none."""
 
     process: Process
     url: str
@@ -37,6 +38,32 @@ class SupervisedServer:
         """The process that serves; None while there is none."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0]) if children else None
+
+    def memory_mib(self, name: str = "VmRSS") -> float:
+        """Memory of `process`; `VmHWM` is its peak since `reset_peak`."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+    def reset_peak(self) -> None:
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[list[float]]:
+        """Yields the seconds that `/healthz` took, again and again while the context is open."""
+        seconds: list[float] = []
+
+        async def watch() -> None:
+            async with httpx2.AsyncClient(timeout=60) as http:
+                while True:
+                    started = anyio.current_time()
+                    (await http.get(f"{self.url}/healthz")).raise_for_status()
+                    seconds.append(anyio.current_time() - started)
+                    await anyio.sleep(0.05)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            yield seconds
+            tasks.cancel_scope.cancel()
 
     async def kill(self) -> None:
         """Kill the server, and wait until the supervisor has started the next one."""
@@ -56,9 +83,17 @@ class SupervisedServer:
 
 @asynccontextmanager
 async def supervised_server(
-    state: Path, *arguments: str, provider: str = "host", suite: str = SUITE, port: int = 0
+    state: Path,
+    *arguments: str,
+    provider: str = "host",
+    suite: str = SUITE,
+    port: int = 0,
+    launcher: Sequence[str] = (),
 ) -> AsyncGenerator[SupervisedServer]:
-    """Start `serve` on a free port; at the end it is stopped by SIGTERM, and must end with status 0."""
+    """Start `serve` on a free port; at the end it is stopped by SIGTERM.
+
+    `launcher`: a command line that executes the rest of it.
+    """
     # Several servers can be on one folder.
     ready = state.parent / f"{state.name}-{secrets.token_hex(4)}.ready"
     options = [
@@ -72,7 +107,7 @@ async def supervised_server(
         str(ready),
         *arguments,
     ]
-    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", suite, *options]
+    command = [*launcher, sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", suite, *options]
     log = state.parent / f"{state.name}.log"
     with log.open("ab") as output:
         process = await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=output)

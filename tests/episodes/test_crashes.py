@@ -1,8 +1,7 @@
-"""A server that dies at a chosen step of a call: `python -m tests.episodes.crashing_server FOLDER KIND`.
+"""Calls of a server that dies at each step of one: each runs once, and the next server has its reply.
 
 For each step a process begins a call and ends there, as `kill -9` would end it. A second process continues
-the episode from its files, and a client repeats the request. Prints one JSON line for each step. KIND is
-`play`, `late` (the call fails) or `claim` (the attempt had been closed when its server died).
+the episode from its files, and a client repeats the request.
 
 The sandbox is a folder: what was sent to it has happened, also if its server dies afterwards. As the driver
 does, it runs each request once, by its id, and keeps its reply until it is acknowledged.
@@ -13,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -24,6 +21,7 @@ from typing import Any, cast
 
 import anyio
 import msgspec
+import pytest
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
@@ -47,9 +45,16 @@ from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
+from tests.forks import in_fork
 from tests.storage.trajectories import events
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
+BEFORE_THE_LINE = 2
+"""Steps before the line of the call is complete: the call is not sent then, and its number is free."""
+SENT = 5
+"""The first step after the call was sent."""
 
 
 class Crash:
@@ -225,33 +230,47 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     return {"replies": replies, "runs": runs, "counts": counts, "calls": len(calls), "records": records}
 
 
-def fork(run: Callable[[], None]) -> int:
-    """Run a function in a process of its own and return its exit code."""
-    if (child := os.fork()) == 0:
-        try:
-            run()
-        except BaseException as error:  # noqa: BLE001  (the parent's exit handlers must not run here)
-            print(repr(error), file=sys.stderr, flush=True)  # noqa: T201
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def rounds(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """What came of an episode whose server died at each step.
 
-
-def main(folder: Path, kind: str) -> None:
+    `kind`: `play`, `late` (the call fails) or `claim` (the attempt had been closed when its server died).
+    """
     arguments = {"late": True} if kind == "late" else {"x": 1}
     registry_in(folder)
+    found: list[dict[str, Any]] = []
+    exits: list[int] = []
     for step in range(1, STEPS + 1):
         life = folder / str(step)
         life.mkdir()
-        begins = partial(begin, life, step, arguments)
-        first = fork(partial(anyio.run, begins))
+        first = in_fork(partial(anyio.run, partial(begin, life, step, arguments)))
+        exits.append(first.returncode)
 
-        def second(life: Path = life, first: int = first, step: int = step) -> None:
-            found = anyio.run(resume, life, kind, arguments)
-            print(json.dumps({"step": step, "first": first, **found}), flush=True)  # noqa: T201
+        def second(life: Path = life) -> None:
+            print(json.dumps(anyio.run(resume, life, kind, arguments)))  # noqa: T201
 
-        assert fork(second) == 0
+        done = in_fork(second)
+        assert done.returncode == 0, first.stderr + done.stderr
+        found.append({"step": step, **json.loads(done.stdout)})
+    assert exits[0] == 9, "no server died"
+    assert exits[-1] == 0, "the last steps are not covered"
+    return found
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+@pytest.mark.parametrize(("kind", "reply"), [("play", "run 2"), ("late", "the tool took too long")])
+def test_a_call_runs_once_at_whatever_step_its_server_dies(tmp_path: Path, kind: str, reply: str) -> None:
+    for found in rounds(tmp_path, kind):
+        assert found["runs"] == 2, found
+        assert found["replies"] == [reply, reply, reply, "run 1"]
+        assert found["calls"] == 2
+        last, calls, failed, records = found["counts"]
+        assert last == (1 if found["step"] <= BEFORE_THE_LINE else 2)
+        assert (calls, failed, records) == (2, int(kind == "late"), 2)
+
+
+def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_path: Path) -> None:
+    for found in rounds(tmp_path, "claim"):
+        assert found["runs"] == (1 if found["step"] < SENT else 2), found
+        assert len(set(found["replies"][:3])) == 1
+        assert found["replies"][0] == "run 2" or "closed" in found["replies"][0]
+        assert found["replies"][3] == "run 1"
+        assert len(found["records"]) == found["calls"]
