@@ -301,18 +301,16 @@ class Bridge:
         """
         session_id = None if _version_of(message) else self._session_id
         try:
-            async with self._post(message) as response:
-                if session_id is None or response.status_code != 404:
-                    async for answer in self._read(message, response):
-                        yield answer
+            for was_renewed in (False, True):
+                async with self._post(message) as response:
+                    if was_renewed or session_id is None or response.status_code != 404:
+                        async for answer in self._read(message, response):
+                            yield answer
+                        return
+                # The server has not looked at the request, so it is not carried out twice.
+                if not await self._renew_session(session_id):
+                    yield _failure("the server has ended this session and its episode; start a new one")
                     return
-            if not await self._renew_session(session_id):
-                yield _failure("the server has ended this session and its episode; start a new one")
-                return
-            # The server has not looked at the request, so it is not carried out twice.
-            async with self._post(message) as response:
-                async for answer in self._read(message, response):
-                    yield answer
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _LostError(f"no server answers at {self._url}: {_text(error)}", was_refused=True) from None
         except httpx2.HTTPError as error:
@@ -332,9 +330,8 @@ class Bridge:
             if message is self._initialize:
                 self._session_id = response.headers.get(MCP_SESSION_ID)
             if is_request and content_type.startswith(EVENT_STREAM):
-                async for event in httpx2.EventSource(response, max_event_size=None):
-                    if event.data:
-                        yield _decoded(event.data)
+                async for event in _events(response):
+                    yield event
                 return
         body = (await response.aread()).decode("utf-8", "replace").strip()
         if content_type.startswith("application/json"):
@@ -412,9 +409,8 @@ class Bridge:
             with suppress(httpx2.HTTPError):
                 async with self._http.stream("GET", self._url, headers=headers) as response:
                     if response.is_success:
-                        async for event in httpx2.EventSource(response, max_event_size=None):
-                            if event.data:
-                                await self._write(_decoded(event.data))
+                        async for event in _events(response):
+                            await self._write(event)
                     elif response.is_client_error:
                         # Only a request renews a session: listening alone must not keep one alive.
                         delay = None
@@ -474,6 +470,13 @@ def _version_of(message: JsonObject) -> str | None:
     """The protocol revision that a message without a session names; None for a message of a session."""
     version = _meta(message).get(types.PROTOCOL_VERSION_META_KEY)
     return version if isinstance(version, str) else None
+
+
+async def _events(response: httpx2.Response) -> AsyncGenerator[JsonObject]:
+    """The messages in an event stream, without an event that was cut off."""
+    async for event in httpx2.EventSource(response, max_event_size=None):
+        if event.data:
+            yield _decoded(event.data)
 
 
 def _decoded(text: str) -> JsonObject:
