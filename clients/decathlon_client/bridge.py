@@ -301,9 +301,11 @@ class Bridge:
         """
         session_id = None if _version_of(message) else self._session_id
         try:
-            for was_renewed in (False, True):
+            for is_second in (False, True):
                 async with self._post(message) as response:
-                    if was_renewed or session_id is None or response.status_code != 404:
+                    if not is_second and self._is_moved(response):
+                        continue
+                    if is_second or session_id is None or response.status_code != 404:
                         async for answer in self._read(message, response):
                             yield answer
                         return
@@ -316,6 +318,17 @@ class Bridge:
         except httpx2.HTTPError as error:
             text = f"lost {self._url}: {_text(error)}; it is not known whether the request was carried out"
             raise _LostError(text) from None
+
+    def _is_moved(self, response: httpx2.Response) -> bool:
+        """Whether a proxy redirects to another path of its own, which is the address from now on."""
+        following = response.next_request
+        if following is None or following.method != "POST":
+            return False
+        here, there = response.url, following.url
+        if (here.scheme, here.host, here.port) != (there.scheme, there.host, there.port):
+            return False  # it would get the token, or the arguments of calls
+        self._url = str(there)
+        return True
 
     def _post(self, message: JsonObject) -> Any:
         headers = {**SENT_HEADERS, **self._headers(message)}
