@@ -54,44 +54,18 @@ if _TYPE_CHECKING:
         Verdict,
     )
 
-_NAMES = {
-    "attempts": ("Player", "PlayerFailedError"),
-    "batch": ("Batch",),
-    "decathlon": ("Decathlon", "ManagedEpisode"),
-    "episode": ("Episode",),
-    "errors": (
-        "AccessDeniedError",
-        "AtCapacityError",
-        "CallTimeoutError",
-        "ClientError",
-        "ConnectionLostError",
-        "EpisodeEndedError",
-        "NodeLostError",
-        "NotRunnableError",
-        "NoVerdictError",
-        "ProtocolError",
-        "RequestError",
-        "SandboxLostError",
-        "SetUpError",
-        "UnknownEpisodeError",
-        "UnknownTaskError",
-        "UnknownToolError",
-    ),
-    "lockstep": ("Call", "Lockstep", "Slot"),
-    "opener": ("OpeningOptions",),
-    "results": ("Fault", "Result", "Summary", "Tally", "TaskSummary"),
-    "values": ("Filters", "OnProgress", "Order", "Policy", "Reply", "Task", "Tool", "Verdict"),
-}
-"""The names of this package by the module that has them."""
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = ("values", "errors", "results", "decathlon", "attempts", "batch", "lockstep")
+"""The modules in which a name is looked up, in this order: the first three do not load `mcp`."""
 
 
 def __getattr__(name: str) -> object:
-    if (module := _MODULES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(_import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for module in _MODULES:
+            value: object = getattr(_import_module(f"{__name__}.{module}"), name, None)
+            if value is not None:
+                globals()[name] = value
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

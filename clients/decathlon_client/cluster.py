@@ -40,7 +40,6 @@ SILENCE_SECONDS = 20.0
 """How long a response may be silent until its node counts as lost: four heartbeats."""
 RETRY_SECONDS = 1.0
 """When a cluster that is full is asked again."""
-MAX_ERROR_BYTES = 1 << 20
 
 
 class ClusterEndpoint:
@@ -163,7 +162,7 @@ class HeldEpisode:
         with anyio.fail_after(START_SECONDS) as limit:
             async with self._client.stream("POST", self._url, json=self._arguments) as response:
                 if response.status_code != 200:
-                    raise _refusal(ErrorResponse(response.status_code, await _read(response)))
+                    raise _refusal(ErrorResponse(response.status_code, await response.aread()))
                 lines = _objects(response)
                 first = await anext(lines, None)
                 if first is None or "episode" not in first:
@@ -183,15 +182,6 @@ async def _objects(response: httpx.Response) -> AsyncGenerator[JsonObject]:
         if value is None:
             raise ProtocolError("a line of the response is not a JSON object")
         yield value
-
-
-async def _read(response: httpx.Response) -> bytes:
-    body = b""
-    async for part in response.aiter_bytes():
-        body += part
-        if len(body) > MAX_ERROR_BYTES:
-            break
-    return body
 
 
 def _refusal(response: ErrorResponse) -> ClientError:

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,33 +157,20 @@ def _unshared(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"survive_seconds": 0, "log_level": "warning", **settings}
 
 
-class ChildEndpoint:
+class ChildEndpoint(HttpEndpoint):
     """A server that runs as long as a connection to it: `server=` of `tool_decathlon.ToolDecathlonEnv`."""
 
     def __init__(
         self, program: str | os.PathLike[str] | None, suites: Sequence[str], settings: Mapping[str, Any]
     ) -> None:
+        super().__init__("http://127.0.0.1", "")  # its port is known once it runs
         self._program, self._suites, self._settings = program, suites, _unshared(settings)
-        self._http: HttpEndpoint | None = None
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
         program = await anyio.to_thread.run_sync(find_program, self._program)
-        async with child_server(ChildServer([program], self._suites, self._settings)) as url:
-            self._http = HttpEndpoint(url, "")
-            async with self._http.run():
-                yield
-
-    @property
-    def _endpoint(self) -> HttpEndpoint:
-        assert self._http is not None, "the server is not running"
-        return self._http
-
-    def address(self, episode: str | None) -> str:
-        return self._endpoint.address(episode)
-
-    def open_session(self, owner: SessionOwner, episode: str | None) -> AbstractAsyncContextManager[Session]:
-        return self._endpoint.open_session(owner, episode)
+        async with child_server(ChildServer([program], self._suites, self._settings)) as self.root:
+            yield
 
 
 _of_process: dict[tuple[object, ...], ChildServer] = {}

@@ -24,33 +24,27 @@ OVERLONG_LINE = b"(a line over the limit)\n"
 
 
 class SignalWatcher:
-    """Waits for a signal and keeps the exit status that a shell expects for it."""
+    """Keeps the exit status that a shell expects for a signal; None if none was received."""
 
-    def __init__(self) -> None:
-        self._signal: signal.Signals | None = None
+    status: int | None = None
 
-    @property
-    def status(self) -> int | None:
-        """128 plus the signal's number; None if none was received."""
-        return None if self._signal is None else 128 + self._signal
 
-    async def run(self, on_signal: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
-        """Call `on_signal` at the first signal and return."""
+@asynccontextmanager
+async def shutdown_on_signal() -> AsyncGenerator[SignalWatcher]:
+    """Cancel the body at SIGINT, SIGTERM or SIGHUP (the terminal was closed)."""
+    watcher = SignalWatcher()
+
+    async def watch(*, task_status: TaskStatus[None]) -> None:
         # Only the first: the receiver is closed then, so a second signal ends the process at once.
         with anyio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
             async for received in signals:
-                self._signal = received
-                on_signal()
+                watcher.status = 128 + received
+                tasks.cancel_scope.cancel()
                 return
 
-
-@asynccontextmanager
-async def shutdown_on_signal(on_signal: Callable[[], object] | None = None) -> AsyncGenerator[SignalWatcher]:
-    """Cancel the body, or call `on_signal`, at SIGINT, SIGTERM or SIGHUP (the terminal was closed)."""
-    watcher = SignalWatcher()
     async with background_tasks() as tasks:
-        await tasks.start(watcher.run, on_signal or tasks.cancel_scope.cancel)
+        await tasks.start(watch)
         yield watcher
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections import deque
@@ -282,11 +283,7 @@ class Summary:
     @property
     def spread(self) -> float | None:
         """The standard deviation of the tasks' means; None below two tasks with a reward."""
-        moments = _Moments()
-        for task in self.tasks:
-            if task.mean is not None:
-                moments.add(task.mean)
-        return moments.deviation
+        return _spread(task.mean for task in self.tasks)
 
     def pass_at(self, k: int) -> float | None:
         """The mean of pass@k over tasks with at least `k` episodes; None if there are none."""
@@ -304,87 +301,55 @@ class Summary:
             [task.task, str(task.episodes), str(task.lost), *_cells(task, ks)]
             for task in sorted(self.tasks, key=lambda task: task.task)
         ]
-        episodes = sum(task.episodes for task in self.tasks)
-        lost = sum(task.lost for task in self.tasks)
-        rows.append(
-            [
-                f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'}",
-                str(episodes),
-                str(lost),
-                *_cells(self, ks),
-            ]
-        )
+        name = f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'}"
+        counts = (sum(task.episodes for task in self.tasks), sum(task.lost for task in self.tasks))
+        rows.append([name, *map(str, counts), *_cells(self, ks)])
         widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
         return "\n".join(_line(row, widths) for row in (head, *rows))
 
 
 class SummaryCounts:
-    """Counts results as they arrive. Its size depends on the number of tasks, not of episodes."""
+    """Counts results as they arrive."""
 
     def __init__(self, *, with_branches: bool = False) -> None:
-        self._tasks: dict[str, _TaskCounts] = {}
+        self._outcomes: dict[str, list[tuple[float, bool] | None]] = {}
+        """The reward and the success of each result by task; None without a verdict."""
         self._with_branches = with_branches
 
     def add(self, task: str, verdict: Verdict | None) -> None:
         """Count a result. A branch's result does not count, unless `with_branches`."""
-        if verdict is not None and "branch" in verdict.raw and not self._with_branches:
-            return
-        counts = self._tasks.get(task)
-        if counts is None:
-            counts = self._tasks[task] = _TaskCounts()
-        counts.episodes += 1
-        if verdict is not None:
-            counts.successes += verdict.success
-            counts.rewards.add(verdict.reward)
+        if verdict is None or "branch" not in verdict.raw or self._with_branches:
+            outcome = None if verdict is None else (verdict.reward, verdict.success)
+            self._outcomes.setdefault(task, []).append(outcome)
 
     def summary(self) -> Summary:
         # Copied first: the synchronous client reads it in another thread than the batch's.
-        return Summary(tuple(counts.summary(task) for task, counts in list(self._tasks.items())))
-
-
-class _Moments:
-    """Mean and standard deviation of values that arrive one by one (Welford's algorithm)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._mean = 0.0
-        self._squares = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        difference = value - self._mean
-        self._mean += difference / self.count
-        self._squares += difference * (value - self._mean)
-
-    @property
-    def mean(self) -> float | None:
-        return self._mean if self.count else None
-
-    @property
-    def deviation(self) -> float | None:
-        return math.sqrt(self._squares / (self.count - 1)) if self.count > 1 else None
-
-
-class _TaskCounts:
-    def __init__(self) -> None:
-        self.episodes = 0
-        self.successes = 0
-        self.rewards = _Moments()
-
-    def summary(self, task: str) -> TaskSummary:
-        return TaskSummary(
-            task=task,
-            episodes=self.episodes,
-            scored=self.rewards.count,
-            successes=self.successes,
-            mean=self.rewards.mean,
-            spread=self.rewards.deviation,
+        return Summary(
+            tuple(_task_summary(task, list(outcomes)) for task, outcomes in list(self._outcomes.items()))
         )
+
+
+def _task_summary(task: str, outcomes: list[tuple[float, bool] | None]) -> TaskSummary:
+    scored = [outcome for outcome in outcomes if outcome is not None]
+    rewards = [reward for reward, _ in scored]
+    return TaskSummary(
+        task=task,
+        episodes=len(outcomes),
+        scored=len(scored),
+        successes=sum(success for _, success in scored),
+        mean=_mean(rewards),
+        spread=_spread(rewards),
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
-    return math.fsum(present) / len(present) if present else None
+    return statistics.fmean(present) if present else None
+
+
+def _spread(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return statistics.stdev(present) if len(present) > 1 else None
 
 
 def _cells(row: TaskSummary | Summary, ks: Iterable[int]) -> list[str]:
