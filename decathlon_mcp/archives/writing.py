@@ -18,7 +18,6 @@ from decathlon_mcp.archives.reading import (
     CHUNK_BYTES,
     LONG_LINK,
     LONG_NAME,
-    ArchiveReader,
     Body,
     Kind,
     Member,
@@ -246,15 +245,3 @@ def file_chunks(open_file: Callable[[], int], size: int) -> Iterator[bytes]:
             yield chunk
     finally:
         os.close(descriptor)
-
-
-def append(archive: Path, entries: Iterable[Entry]) -> None:
-    """Append entries to a plain tar, which is created if missing. Raises BrokenArchiveError for another."""
-    with archive.open("r+b" if archive.exists() else "w+b") as file:
-        reader = ArchiveReader.of_file(file)
-        for _ in reader:
-            pass
-        file.seek(reader.end)
-        for chunk in archive_chunks(entries):
-            file.write(chunk)
-        file.truncate()

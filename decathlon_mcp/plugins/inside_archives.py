@@ -8,7 +8,7 @@ import os
 
 CHUNK = 1 << 16
 MAX_LEVELS = 1000
-"""How deep folders may lie, as in `archives.folder_cursor`."""
+"""How deep folders may lie, as in `archives.packing`."""
 
 
 def program_inside(package: str) -> str:

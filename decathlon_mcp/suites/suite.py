@@ -165,7 +165,7 @@ class Suite:
         archives.write(into, self.path, members, aliases)
 
     def task_archive(self, task: Task, into: Path, *, sealed: bool) -> None:
-        """Add a task's folder to the tar archive `into`, with the `__init__.py` files above it.
+        """Write a tar archive of a task's folder, with the `__init__.py` files above it.
 
         `sealed` False leaves out the profile's `grading` entries. A task whose preprocess or token file may
         read or write them needs them.
