@@ -180,7 +180,7 @@ class _SetUp:
     ) -> None:
         """Unpack the suite's files and the credentials, and make the workspace and the servers' folders.
 
-        `archive`: of the task's own files; it is removed. `steps`: of `arrange`, after the workspace is there.
+        `archive`: the task's own files; it is removed. `steps`: of `arrange`, after the workspace was made.
         """
         profile, root = self._suite.profile, sandbox.root
         workspace = str(root / profile.workspace)
