@@ -142,7 +142,7 @@ class _SetUp:
             source = sandbox.root / self._task.folder / initial
             steps += [{"copy": str(source), "to": str(sandbox.root / self._suite.profile.workspace)}]
         await self._fill(sandbox, driver, archive, steps)
-        if not self._task.has_preprocess:
+        if self._task.files.preprocess is None:
             values = await self._read_values(sandbox, driver)
             await self._seal(sandbox, driver, values)
             return _Preprocessed(values)
@@ -168,8 +168,8 @@ class _SetUp:
     def _has_two_sandboxes(self) -> bool:
         """Whether preprocess gets a sandbox of its own, unless it leaves processes running."""
         # Where an evaluator inspects the agent's sandbox, it may look for what preprocess did to it.
-        way = self._task.preprocess_sandbox
-        return self._task.has_preprocess and (way == "own" or (way == "auto" and not self._task.in_place))
+        way, has_preprocess = self._task.preprocess_sandbox, self._task.files.preprocess is not None
+        return has_preprocess and (way == "own" or (way == "auto" and not self._task.in_place))
 
     @property
     def _keeps_processes(self) -> bool:
@@ -207,7 +207,9 @@ class _SetUp:
         )
         # A preprocess may read or write the answers, and a token file may read them.
         has_tokens = self._task.has_token_file and bool(self._suite.token_names(self._task))
-        self._suite.task_archive(self._task, archive, sealed=self._task.has_preprocess or has_tokens)
+        self._suite.task_archive(
+            self._task, archive, sealed=has_tokens or self._task.files.preprocess is not None
+        )
 
     async def _carry(
         self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], task_folder_archive: Path

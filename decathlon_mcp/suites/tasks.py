@@ -95,10 +95,6 @@ class Task:
     errors: tuple[SuiteError, ...] = ()
     """Errors in its files and in its servers' files. A task with errors is listed but cannot start."""
 
-    @property
-    def has_preprocess(self) -> bool:
-        return self.files.preprocess is not None
-
 
 class TaskConfig(BaseModel):
     """The fields of `task_config.json` that this server uses; `Task.config` has all of them."""
