@@ -99,7 +99,7 @@ class ArchiveReader:
         self._size_bytes = size_bytes
         self._body_start = 0
         self._body_bytes = 0
-        self._end = 0
+        self.end = 0
         """Offset behind the last member that was read."""
 
     @classmethod
@@ -129,7 +129,7 @@ class ArchiveReader:
     def _next(self) -> Member | None:
         extended: dict[bytes, bytes] = {}
         too_large = False
-        offset = self._end
+        offset = self.end
         for _ in range(MAX_EXTENDED_HEADERS + 1):
             block = self._block(offset)
             if block is None:
@@ -155,7 +155,7 @@ class ArchiveReader:
         self._body_start = body
         self._body_bytes = 0 if member.kind in _WITHOUT_BODY else member.size
         self._check_end(offset, body + self._body_bytes)
-        self._end = body + self._body_bytes + -self._body_bytes % BLOCK_BYTES
+        self.end = body + self._body_bytes + -self._body_bytes % BLOCK_BYTES
         return member
 
     def _block(self, offset: int) -> bytes | None:
