@@ -31,8 +31,8 @@ MAX_EXTENDED_FIELDS = 64
 MAX_EXTENDED_HEADERS = 8
 """Extended headers allowed before one member."""
 
-LONG_NAME, LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
-_EXTENSIONS = (LONG_NAME, LONG_LINK, _PAX, _PAX_GLOBAL)
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
+_EXTENSIONS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL)
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _FIELDS = Struct("100s 8s 8s 8s 12s 12s 8x c 100s 6s 82x 155s 12x")
 """Of a header: name, mode, user, group, size, mtime, kind, link, magic, prefix."""
@@ -100,7 +100,7 @@ class ArchiveReader:
         self._body_start = 0
         self._body_bytes = 0
         self.end = 0
-        """Offset behind the last member that was read, where a further member can be written."""
+        """Offset behind the last member that was read."""
 
     @classmethod
     def of_file(cls, file: BinaryIO) -> ArchiveReader:
@@ -309,9 +309,9 @@ def _decimal(digits: bytes | None, default: int) -> int:
 
 def _extension(flag: bytes, body: bytes) -> dict[bytes, bytes]:
     """Fields of an extended header, by their pax names."""
-    if flag == LONG_NAME:
+    if flag == _LONG_NAME:
         return {b"path": body.rstrip(b"\0")}
-    if flag == LONG_LINK:
+    if flag == _LONG_LINK:
         return {b"linkpath": body.rstrip(b"\0")}
     fields: dict[bytes, bytes] = {}
     start = 0

@@ -12,7 +12,7 @@ from typing import BinaryIO, NoReturn, TypeVar, cast
 
 from msgspec.structs import replace
 
-from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts
+from decathlon_mcp.archives.packing import FolderCursor, Parts
 from decathlon_mcp.archives.reading import (
     ArchiveReader,
     Body,
@@ -25,7 +25,6 @@ from decathlon_mcp.archives.writing import (
     ArchiveSource,
     Entry,
     StreamedArchive,
-    append,
     archive_chunks,
     archive_size,
     clamped_mtime,
@@ -128,21 +127,6 @@ def _check_symlink(name: str, target: str) -> None:
             raise BadRequestError(f"an archive's link leads outside its folder: {name[:200]!r}")
 
 
-def append_archive(
-    archive: Path, source: Path, prefix: PurePosixPath, names: Collection[str] | None = None
-) -> None:
-    """Append the members of `source` to the plain tar `archive`, with their names below `prefix`.
-
-    `names`: only entries with one of these names directly below the folder that was packed. `prefix` and the
-    folders above it become members too. Modes are reduced to permissions; times are kept in whole seconds.
-
-    Raises BadRequestError if `source` is no whole archive or has a member that no sandbox unpacks: a FIFO, a
-    device, a relative link that leads out, or a hard link to a file that is not copied. `archive` is then
-    incomplete.
-    """
-    append(archive, _placed_entries(source, prefix, names))
-
-
 def joined(parts: Sequence[tuple[PurePosixPath, ArchiveSource]]) -> StreamedArchive:
     """One archive of several, in this order, each with the folder below which its members are placed.
 
@@ -154,34 +138,38 @@ def joined(parts: Sequence[tuple[PurePosixPath, ArchiveSource]]) -> StreamedArch
     def entries() -> Iterator[Entry]:
         folders: set[str] = set()
         for prefix, archive in parts:
-            for member, body in _placed_entries(archive, prefix, None, folders):
+            for folder in (*reversed(prefix.parents[:-1]), prefix) if prefix.name else ():
+                if str(folder) not in folders:
+                    folders.add(str(folder))
+                    yield Member(name=str(folder), kind=Kind.FOLDER, mode=0o755), ()
+            for member, body in checked_entries(archive):
                 if member.kind is Kind.FOLDER:
-                    folders.add(member.name)
+                    folders.add(str(prefix / member.name))
+                if prefix.name:
+                    link = f"{prefix}/{member.link}" if member.kind is Kind.HARD_LINK else member.link
+                    member = replace(member, name=f"{prefix}/{member.name}", link=link)
                 yield member, body
 
     return StreamedArchive(entries, sum(archive_size(archive) for _, archive in parts))
 
 
-def _placed_entries(
-    archive: ArchiveSource,
-    prefix: PurePosixPath,
-    names: Collection[str] | None,
-    existing: Collection[str] = (),
-) -> Iterator[Entry]:
-    for folder in (*reversed(prefix.parents[:-1]), prefix) if prefix.name else ():
-        if str(folder) not in existing:
-            yield Member(name=str(folder), kind=Kind.FOLDER, mode=0o755), ()
-    for member, body in checked_entries(archive):
-        if names is not None and member.name.partition("/")[0] not in names:
-            continue
-        if member.kind is Kind.HARD_LINK:
-            if names is not None and member.link.partition("/")[0] not in names:
+def selected(archive: ArchiveSource, names: Collection[str]) -> StreamedArchive:
+    """The members with one of these names directly below the folder that was packed.
+
+    Reading it raises BadRequestError also for a hard link to a file that is left out.
+    """
+
+    def entries() -> Iterator[Entry]:
+        for member, body in checked_entries(archive):
+            if member.name.partition("/")[0] not in names:
+                continue
+            if member.kind is Kind.HARD_LINK and member.link.partition("/")[0] not in names:
                 raise BadRequestError(
                     f"{member.name!r} is the same file as {member.link!r}, which is removed"
                 )
-            if prefix.name:
-                member = replace(member, link=f"{prefix}/{member.link}")
-        yield replace(member, name=f"{prefix}/{member.name}") if prefix.name else member, body
+            yield member, body
+
+    return StreamedArchive(entries, archive_size(archive))
 
 
 def with_owner(archive: ArchiveSource, user: int, group: int) -> Iterator[bytes]:

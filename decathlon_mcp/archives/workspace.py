@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from msgspec.structs import replace
 
@@ -30,6 +32,7 @@ _LINK_COST = 100
 """Bytes that a remembered target takes besides itself."""
 MAX_KEYS_REPORTED = 10
 """How many of the settings that were removed from one file a report names."""
+_TOP = PurePosixPath("/")
 _ALLOWED = (Kind.FILE, Kind.FOLDER, Kind.SYMLINK, Kind.HARD_LINK)
 _REFUSED = {
     Kind.CHARACTER_DEVICE: "a device",
@@ -39,6 +42,7 @@ _REFUSED = {
 }
 
 
+@dataclass(slots=True)
 class CleanWorkspace:
     """The plain tar `archive` as it goes into a grader's sandbox, its members placed below `prefix`.
 
@@ -52,23 +56,13 @@ class CleanWorkspace:
     Nothing is written: the archive is filtered while it is read.
     """
 
-    def __init__(
-        self,
-        archive: Path,
-        *,
-        prefix: str,
-        limit_bytes: int,
-        limit_members: int,
-        root: PurePosixPath | None = None,
-        location: PurePosixPath | None = None,
-    ) -> None:
-        self._archive = archive
-        self._prefix = prefix.strip("/")
-        self._limit_bytes = limit_bytes
-        self._limit_members = limit_members
-        self._root = root or PurePosixPath("/")
-        self._location = location or self._root / self._prefix
-        self._last: _Filter | None = None
+    archive: Path
+    prefix: str
+    limit_bytes: int
+    limit_members: int
+    root: PurePosixPath = _TOP
+    location: PurePosixPath | None = None
+    _last: _Filter | None = None
 
     @property
     def refused(self) -> list[str]:
@@ -80,22 +74,12 @@ class CleanWorkspace:
 
     def streamed(self) -> StreamedArchive:
         """The filtered archive. Reading it blocks."""
-        return StreamedArchive(self.entries, self._archive.stat().st_size)
+        return StreamedArchive(self.entries, self.archive.stat().st_size)
 
     def entries(self) -> Iterator[Entry]:
         """The allowed members, in order, below `prefix`, which is the first."""
-        with self._archive.open("rb") as file:
-            # A repository is known by its other members, which may come after its configuration.
-            names = _names(ArchiveReader.of_file(file), self._limit_members)
-            repositories = Repositories(names, self._root / self._prefix)
-            self._last = _Filter(
-                ArchiveReader.of_file(file),
-                repositories,
-                self._prefix,
-                self._location,
-                self._limit_bytes,
-                self._limit_members,
-            )
+        with self.archive.open("rb") as file:
+            self._last = _Filter(file, self)
             yield from self._last.entries()
 
 
@@ -110,25 +94,19 @@ class _TooManyError(Exception):
 class _Filter:
     """Yields the allowed entries of an archive, in order."""
 
-    def __init__(
-        self,
-        reader: ArchiveReader,
-        repositories: Repositories,
-        prefix: str,
-        location: PurePosixPath,
-        limit_bytes: int,
-        limit_members: int,
-    ) -> None:
-        self._location = location
+    def __init__(self, file: BinaryIO, clean: CleanWorkspace) -> None:
+        place = clean.root / clean.prefix
+        # A repository is known by its other members, which may come after its configuration.
+        names = _names(ArchiveReader.of_file(file), clean.limit_members)
+        self._repositories = Repositories(names, place)
+        self._location = clean.location or place
         self._link_targets: dict[bytes, str] = {}
         """Of symlinks, as the archive has them."""
         self._remaining_link_bytes = MAX_LINK_BYTES
-        self._reader = reader
-        self._repositories = repositories
-        self._prefix = prefix
-        self._limit_members = limit_members
-        self._remaining_bytes = limit_bytes
-        self._remaining_members = limit_members
+        self._reader = ArchiveReader.of_file(file)
+        self._prefix = clean.prefix
+        self._limit_members = self._remaining_members = clean.limit_members
+        self._remaining_bytes = clean.limit_bytes
         # By hashes of the names, so that memory is bounded by their number and not by their length.
         self._kinds: dict[bytes, Kind] = {}
         self._folder = ""

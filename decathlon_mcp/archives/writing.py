@@ -11,22 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from decathlon_sandbox.archives import MAX_MTIME, header
 from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import (
     BLOCK_BYTES,
     CHUNK_BYTES,
-    LONG_LINK,
-    LONG_NAME,
-    ArchiveReader,
     Body,
     Kind,
     Member,
 )
 from decathlon_mcp.errors import LimitExceededError
-
-MAX_MTIME = (1 << 33) - 1
-"""Latest time in a plain header field, which every file system can store."""
 
 # The file may have been replaced since it was looked at: never follow a link, never wait for a FIFO's writer.
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -37,11 +32,6 @@ _KINDS = {
     stat.S_IFLNK: Kind.SYMLINK,
     stat.S_IFIFO: Kind.FIFO,
 }
-_NAME_BYTES = 100
-"""Longest name in a header itself."""
-# GNU's magic, and no names of user and group, device or prefix.
-_TAIL = b"ustar  \0".ljust(BLOCK_BYTES - 257, b"\0")
-_TAIL_SUM = sum(_TAIL)
 
 Entry = tuple[Member, Body]
 
@@ -101,44 +91,12 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[bytes]:
 
 
 def _header(member: Member) -> bytes:
-    """The header as `tarfile` writes it in GNU's format, which takes names of any bytes and length."""
     # Without `tarfile`, which takes five times as long: an agent's workspace may have 250,000 members.
-    name, link = encoded(member.name), encoded(member.link)
+    name = encoded(member.name)
     if member.kind is Kind.FOLDER and not name.endswith(b"/"):
         name += b"/"
-    block = _block(name, link, member.kind.value, member)
-    if len(name) > _NAME_BYTES:
-        block = _long(LONG_NAME, name) + block
-    return _long(LONG_LINK, link) + block if len(link) > _NAME_BYTES else block
-
-
-def _long(flag: bytes, name: bytes) -> bytes:
-    """The extended header that has a long name."""
-    size = len(name) + 1
-    described = Member(name="", kind=Kind.UNKNOWN, mode=0, size=size)
-    return _block(b"././@LongLink", b"", flag, described) + name + bytes(1 + -size % BLOCK_BYTES)
-
-
-def _block(name: bytes, link: bytes, flag: bytes, member: Member) -> bytes:
-    fields = (
-        name[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"),
-        member.mode & 0o7777,
-        _number(member.user, 8),
-        _number(member.group, 8),
-        _number(member.size, 12),
-        clamped_mtime(member.mtime),
-        flag,
-        link[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"),
-    )
-    head = b"%b%07o\0%b%b%b%011o\0        %b%b" % fields
-    return b"%b%06o\0%b%b" % (head[:148], sum(head) + _TAIL_SUM, head[155:], _TAIL)
-
-
-def _number(value: int, length: int) -> bytes:
-    """A field of a header: octal digits, or base 256 for a number that has too many (GNU)."""
-    if value < 8 ** (length - 1):
-        return b"%0*o\0" % (length - 1, value)
-    return b"\x80" + value.to_bytes(length - 1, "big")
+    mode, link, mtime = member.mode & 0o7777, encoded(member.link), member.mtime
+    return header(name, member.kind.value, member.size, link, mode, mtime, member.user, member.group)
 
 
 def encoded(name: str) -> bytes:
@@ -246,15 +204,3 @@ def file_chunks(open_file: Callable[[], int], size: int) -> Iterator[bytes]:
             yield chunk
     finally:
         os.close(descriptor)
-
-
-def append(archive: Path, entries: Iterable[Entry]) -> None:
-    """Append entries to a plain tar, which is created if missing. Raises BrokenArchiveError for another."""
-    with archive.open("r+b" if archive.exists() else "w+b") as file:
-        reader = ArchiveReader.of_file(file)
-        for _ in reader:
-            pass
-        file.seek(reader.end)
-        for chunk in archive_chunks(entries):
-            file.write(chunk)
-        file.truncate()

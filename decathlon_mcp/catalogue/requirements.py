@@ -145,7 +145,7 @@ def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[Missi
         missing.append(_requirement(suite, kind, name, f"needs {message}", key=key))
 
     needs, resources = task.needs, suite.resources
-    # A missing English text is an error of the task itself, see `read_task_folder`.
+    # A missing English text is an error of the task itself, see `read_task`.
     if suite.language != "en" and not task.files.has_text:
         file = f"docs/task{language_suffix(suite.language)}.md"
         lacks(
@@ -176,7 +176,7 @@ def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[Missi
             cure = f"add a file that describes it to {suite.path / SERVERS_FOLDER}"
             lacks("server", name, f"the MCP server {name!r}: {cure}", key=f"server.{name}")
     for name in needs.local_tools:
-        if name not in dict(suite.profile.local_code):
+        if name not in suite.profile.local_code:
             cure = f"set `local_code` in {suite.path / FILE}"
             lacks("local tool", name, f"the local tool {name!r}, for which the suite names no code: {cure}")
     values, provided = resources.token_values_for(task), resources.provided_credentials(task)

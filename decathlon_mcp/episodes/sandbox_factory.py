@@ -194,7 +194,7 @@ class SandboxFactory:
     def first_spec(self, task: Task) -> SandboxSpec:
         """Specification, without a name, of the first sandbox that an episode of this task opens."""
         # Preprocess has a sandbox of its own, whose pages are not merged.
-        merge_pages = not task.in_place and not task.has_preprocess
+        merge_pages = not task.in_place and task.files.preprocess is None
         return self.spec("", self.network_for(task), merge_pages=merge_pages)
 
     async def expect(self, spec: SandboxSpec) -> None:

@@ -12,7 +12,6 @@ preprocess changed elsewhere is removed or refused.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.archives.reading import top_level_names
-from decathlon_mcp.archives.unpacking import append_archive, joined
+from decathlon_mcp.archives.unpacking import joined, selected
+from decathlon_mcp.archives.writing import archive_chunks, save
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver.archives import get_archive, put_archive
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
@@ -60,8 +60,8 @@ class _Preprocessed:
     """What the first sandbox of a set-up has produced.
 
     `values`: of the suite's tokens. `task_folder_archive`: tar of the task's folder as preprocess left it,
-    None without preprocess. `carried`: archive of the suite's files for the agent's sandbox, None if the
-    first sandbox is the agent's.
+    None without preprocess. `carried`: archive of the task's files for the agent's sandbox, None if the first
+    sandbox is the agent's.
     """
 
     values: Mapping[str, str]
@@ -142,7 +142,7 @@ class _SetUp:
             source = sandbox.root / self._task.folder / initial
             steps += [{"copy": str(source), "to": str(sandbox.root / self._suite.profile.workspace)}]
         await self._fill(sandbox, driver, archive, steps)
-        if not self._task.has_preprocess:
+        if self._task.files.preprocess is None:
             values = await self._read_values(sandbox, driver)
             await self._seal(sandbox, driver, values)
             return _Preprocessed(values)
@@ -168,8 +168,8 @@ class _SetUp:
     def _has_two_sandboxes(self) -> bool:
         """Whether preprocess gets a sandbox of its own, unless it leaves processes running."""
         # Where an evaluator inspects the agent's sandbox, it may look for what preprocess did to it.
-        way = self._task.preprocess_sandbox
-        return self._task.has_preprocess and (way == "own" or (way == "auto" and not self._task.in_place))
+        way, has_preprocess = self._task.preprocess_sandbox, self._task.files.preprocess is not None
+        return has_preprocess and (way == "own" or (way == "auto" and not self._task.in_place))
 
     @property
     def _keeps_processes(self) -> bool:
@@ -180,7 +180,7 @@ class _SetUp:
     ) -> None:
         """Unpack the suite's files and the credentials, and make the workspace and the servers' folders.
 
-        `steps`: of `arrange`, after the workspace has been made.
+        `archive`: the task's own files; it is removed. `steps`: of `arrange`, after the workspace was made.
         """
         profile, root = self._suite.profile, sandbox.root
         workspace = str(root / profile.workspace)
@@ -190,7 +190,7 @@ class _SetUp:
             sandbox,
             driver,
             root,
-            joined([(PurePosixPath(), archive), *inside]),
+            joined([(PurePosixPath(), self._factory.common), (PurePosixPath(), archive), *inside]),
             before=[{"remove": str(root / path)} for path in profile.purged],
             after=[{"make": workspace}, *steps, *({"make": folder} for folder in folders)],
         )
@@ -205,25 +205,25 @@ class _SetUp:
         self._episode.records.note_facts(
             suite_revision=read.revision, suite_release=read.release, suite_changed=read.changed
         )
-        # One archive and not two: each `put` into a container takes about 40 ms.
-        shutil.copyfile(self._factory.common, archive)
         # A preprocess may read or write the answers, and a token file may read them.
         has_tokens = self._task.has_token_file and bool(self._suite.token_names(self._task))
-        self._suite.task_archive(self._task, archive, sealed=self._task.has_preprocess or has_tokens)
+        self._suite.task_archive(
+            self._task, archive, sealed=has_tokens or self._task.files.preprocess is not None
+        )
 
     async def _carry(
         self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], task_folder_archive: Path
     ) -> Path:
-        """Pack the suite's files with the workspace and the task's folder as the agent may see them."""
+        """Pack the workspace and the task's folder as the agent may see them."""
         workspace, archive = self._start.scratch / "workspace.tar", self._start.scratch / "agent.tar"
         folder = sandbox.root / self._suite.profile.workspace
 
         def pack() -> None:
-            shutil.copyfile(self._factory.common, archive)
             names = top_level_names(task_folder_archive)
             names -= {*self._suite.names_to_seal(self._task, root=sandbox.root, values=values, created=names)}
-            append_archive(archive, workspace, self._suite.profile.workspace)
-            append_archive(archive, task_folder_archive, self._task.folder, names)
+            kept = (self._task.folder, selected(task_folder_archive, names))
+            parts = joined([(self._suite.profile.workspace, workspace), kept])
+            save(archive_chunks(parts.entries()), archive)
             workspace.unlink()
 
         try:

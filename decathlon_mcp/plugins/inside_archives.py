@@ -10,7 +10,7 @@ import struct
 
 CHUNK = 1 << 16
 MAX_LEVELS = 1000
-"""How deep folders may lie, as in `archives.folder_cursor`."""
+"""How deep folders may lie, as in `archives.packing`."""
 PR_CAPBSET_DROP = 24
 CAPSET = {"x86_64": 126, "aarch64": 91}
 

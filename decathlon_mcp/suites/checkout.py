@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import Kind
-from decathlon_mcp.archives.writing import Entry, append, path_entry
+from decathlon_mcp.archives.writing import Entry, archive_chunks, path_entry, save
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.storage.disk import open_regular
 
@@ -82,11 +82,11 @@ def write(
     members: Iterable[PurePosixPath],
     aliases: Mapping[PurePosixPath, PurePosixPath],
 ) -> None:
-    """Append these members to the archive `into`, which is created if it does not exist.
+    """Write these members to the archive `into`.
 
     `aliases`: more members by name, each with the path of the file that it is read from.
     """
-    append(into, _entries(checkout, {**{member: member for member in members}, **aliases}))
+    save(archive_chunks(_entries(checkout, {**{member: member for member in members}, **aliases})), into)
 
 
 def _entries(checkout: Path, sources: Mapping[PurePosixPath, PurePosixPath]) -> Iterator[Entry]:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.documents import read_json, read_yaml, validate
 from decathlon_mcp.suites.profile import packaged_profiles, profile_folders
-from decathlon_mcp.suites.resources import TASK_FILE, SuiteResources
+from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import read_servers
 from decathlon_mcp.suites.suite import SINGLE_SLOT, SharedResource, Suite
 from decathlon_mcp.suites.suite_file import Account, read_suite_file
@@ -29,10 +30,8 @@ from decathlon_mcp.suites.tasks import (
     CONFIG,
     FOLDER,
     Task,
-    TaskFolder,
     find_task_folders,
-    read_task_folder,
-    task_files,
+    read_task,
     task_ids,
 )
 from decathlon_mcp.types import JsonObject, Language
@@ -68,7 +67,7 @@ def load_suite(where: str | Path, language: Language = "en") -> Suite:
     folder_name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.")
     name = settings.name or folder_name or profile.name
     tasks = {
-        task_id: _task(task_id, name, resources, read_task_folder(path, folder), language)
+        task_id: _with_settings(read_task(task_id, name, path, folder, language), resources)
         for task_id, folder in zip(task_ids(folders), folders, strict=True)
     }
     _warn_of_unmatched_patterns(resources, tasks)
@@ -84,20 +83,15 @@ def load_suite(where: str | Path, language: Language = "en") -> Suite:
     )
 
 
-def _task(
-    task_id: str, suite: str, resources: SuiteResources, folder: TaskFolder, language: Language
-) -> Task:
-    settings, profile = resources.settings.task(task_id), resources.profile
+def _with_settings(task: Task, resources: SuiteResources) -> Task:
+    """A task as its folder describes it, with the settings of its suite and the errors of its servers."""
+    settings, profile = resources.settings.task(task.id), resources.profile
     errors = resources.server_errors
-    needs = resources.needs(folder, settings)
-    return Task(
-        id=task_id,
-        suite=suite,
-        folder=folder.path,
+    needs = resources.needs(task, settings)
+    return replace(
+        task,
         needs=needs,
-        splits=splits_of(task_id, resources.settings.splits, profile.name),
-        files=task_files(resources.checkout, folder, language),
-        has_token_file=TASK_FILE in folder.names,
+        splits=splits_of(task.id, resources.settings.splits, profile.name),
         in_place=bool(settings.in_place),
         spared=settings.spared or (),
         leaves_running=profile.leaves_running if settings.leaves_running is None else settings.leaves_running,
@@ -108,14 +102,7 @@ def _task(
         ),
         grader_network=needs.network if settings.grader_network is None else settings.grader_network,
         deadlines=settings.deadlines,
-        max_turns=folder.config.max_turns,
-        meta=folder.config.meta or {},
-        config=folder.raw_config,
-        names=folder.names,
-        errors=(
-            *folder.errors,
-            *(errors[name] for name in folder.config.servers if name in errors),
-        ),
+        errors=(*task.errors, *(errors[name] for name in task.needs.servers if name in errors)),
     )
 
 

@@ -9,26 +9,14 @@ from functools import cache
 from importlib import resources
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.suites.documents import read_yaml
 from decathlon_mcp.types import JsonObject, Names, PreprocessSandbox
-
-T = TypeVar("T")
-
-
-def _pairs(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise ValueError("a mapping was expected")  # noqa: TRY004  (pydantic's protocol)
-    return tuple(cast("Mapping[object, object]", value).items())
-
-
-Pairs = Annotated[tuple[tuple[str, T], ...], BeforeValidator(_pairs)]
-"""A mapping in the YAML file, as pairs in the file's order, so that profiles are hashable."""
 
 
 def _absolute(path: PurePosixPath) -> PurePosixPath:
@@ -80,9 +68,9 @@ class SuiteProfile:
     """Entries of a task's folder that are removed before an agent can reach the sandbox."""
     grading: tuple[str, ...]
     """Entries among `sealed` that an agent's sandbox gets only if preprocess or token files may read them."""
-    stand_ins: Pairs[Inside] = ()
+    stand_ins: dict[str, Inside] = field(default_factory=dict[str, PurePosixPath])
     """Files of the checkout that need not exist, each with the file that is used in its place."""
-    overlays: Pairs[Inside] = ()
+    overlays: dict[str, Inside] = field(default_factory=dict[str, PurePosixPath])
     """Paths of the suite's folder in a sandbox, each with the file of the checkout that is put there if the
     checkout has it. They replace files of the image."""
     image: str | None = None
@@ -103,7 +91,7 @@ class SuiteProfile:
     is cut off is dropped, as in toolathlon_gym."""
     grades_truncated: bool = True
     """Whether an attempt that a limit ended is graded; if not, its reward is 0."""
-    local_code: Pairs[str] = ()
+    local_code: dict[str, str] = field(default_factory=dict[str, str])
     """The suite's own code of each local tool, by its name in `task_config.json`: `module:name`, or
     `module:name(workspace)` for a function that makes the tools."""
     claim_required: bool = False
@@ -115,7 +103,7 @@ class SuiteProfile:
     preprocess_sandbox: PreprocessSandbox = "auto"
     servers_inherit: Literal["minimal", "all"] = "minimal"
     """Which variables of the sandbox servers get."""
-    environment: Pairs[str] = field(default=(), repr=False)
+    environment: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     """Environment variables of preprocess, evaluation and MCP servers."""
     environment_wins: bool = False
     """Whether `environment` overrides the `env` in a server's YAML file."""
@@ -126,11 +114,11 @@ class SuiteProfile:
     would look otherwise."""
     request_seconds: float = 60.0
     """Limit for one request to a server whose YAML file has no `client_session_timeout_seconds`."""
-    extra_args: Pairs[tuple[str, ...]] = ()
+    extra_args: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Arguments that a server needs when it runs as root, by the server's name."""
     absent_servers: tuple[str, ...] = ()
     """Servers that tasks list and upstream has no file for: its runner goes on without them."""
-    folders: Pairs[Inside] = ()
+    folders: dict[str, Inside] = field(default_factory=dict[str, PurePosixPath])
     """A folder of the workspace that must exist when a server starts, by the server's name."""
     kept: tuple[str, ...] = ()
     """Entries of a task's folder that are not removed, because MCP servers may need them during play."""

@@ -32,7 +32,7 @@ from decathlon_mcp.suites.suite_file import (
     TaskSettings,
     settings_for,
 )
-from decathlon_mcp.suites.tasks import Needs, Task, TaskFolder
+from decathlon_mcp.suites.tasks import TOKEN_FILE, Needs, Task
 from decathlon_mcp.types import as_object
 
 SOURCES = {
@@ -40,8 +40,6 @@ SOURCES = {
     "token": ("configs/token_key_session.py", "all_token_key_session"),
 }
 """The token files of a suite and the variable in each, by the prefix of their names in templates."""
-TASK_FILE = "token_key_session.py"
-"""A task's own token file, in its folder."""
 
 TokenValues: TypeAlias = Mapping[str, str | None]
 """Values by name (`token.x`, `config.x`); None where the file computes the value."""
@@ -77,7 +75,7 @@ class SuiteResources:
     def _token_file(self, file: str) -> Path:
         """A file of `SOURCES` in the checkout, or the profile's replacement of a missing file."""
         path = self.checkout / file
-        return path if path.exists() else self.checkout / dict(self.profile.stand_ins).get(file, file)
+        return path if path.exists() else self.checkout / self.profile.stand_ins.get(file, file)
 
     def token_values_for(self, task: Task) -> TokenValues:
         """The suite's token values, overridden by the task's own token file."""
@@ -85,7 +83,10 @@ class SuiteResources:
 
     def own_token_values(self, task: Task) -> TokenValues:
         """The values in a task's own token file; empty if it has none."""
-        return read_task_tokens(self.checkout / task.folder) if task.has_token_file else {}
+        if not task.has_token_file:
+            return {}
+        values = read_tokens(self.checkout / task.folder / TOKEN_FILE, SOURCES["token"][1])
+        return {f"token.{key}": value for key, value in values.items()}
 
     def token_names(self, servers: Iterable[str]) -> frozenset[str]:
         """The names `config.x` and `token.x` that the YAML files of these servers use."""
@@ -97,11 +98,14 @@ class SuiteResources:
         credentials = self.local_tool_needs(local_tool).credentials
         return any(credential.startswith(_TOKEN_PREFIXES) for credential in credentials)
 
-    def needs(self, folder: TaskFolder, settings: TaskSettings) -> Needs:
-        """A task's needs. Template values that are not filled in count as credentials, too."""
+    def needs(self, task: Task, settings: TaskSettings) -> Needs:
+        """The needs of a task as its folder describes it, with these settings.
+
+        Template values that are not filled in count as credentials, too.
+        """
         absent = {*self.profile.absent_servers} - {*self.servers, *self.server_errors}
-        servers = tuple(name for name in folder.config.servers if name not in absent)
-        local_tools = folder.config.local_tools
+        servers = tuple(name for name in task.needs.servers if name not in absent)
+        local_tools = task.needs.local_tools
         external = self._all_external_needs(servers, local_tools)
         services = settings.services
         if services is None:
@@ -112,8 +116,13 @@ class SuiteResources:
             without_ports = any(not self.service(name).ports for name in services)
             network = without_ports or any(needs.network for needs in external)
         listed = [*_unique(needs.credentials for needs in external), *(settings.credentials or ())]
-        unfilled = [name for name in sorted(self.token_names(servers)) if not self._has_value(name, folder)]
-        unfilled += self._unfilled_keys(servers, folder)
+        values = [self.token_values, self.own_token_values(task)]
+        unfilled = [
+            name
+            for name in sorted(self.token_names(servers))
+            if not any(is_filled_in(name, each, self.profile.placeholders) for each in values)
+        ]
+        unfilled += self._unfilled_keys(servers, task)
         return Needs(
             servers=servers,
             local_tools=local_tools,
@@ -227,13 +236,13 @@ class SuiteResources:
     def _all_external_needs(self, servers: Iterable[str], local_tools: Iterable[str]) -> list[ExternalNeeds]:
         return [*map(self.server_needs, servers), *map(self.local_tool_needs, local_tools)]
 
-    def _unfilled_keys(self, servers: Iterable[str], folder: TaskFolder) -> list[str]:
+    def _unfilled_keys(self, servers: Iterable[str], task: Task) -> list[str]:
         """`PATH#KEY` for each key that a server needs in a file of the task's folder, if it has no value."""
         credentials = [
-            f"{folder.path / file}{KEY_SEPARATOR}{key}"
+            f"{task.folder / file}{KEY_SEPARATOR}{key}"
             for name in servers
             for file, keys in self.server_needs(name).task_files.items()
-            if file in folder.names
+            if file in task.names
             for key in keys
         ]
         return [name for name in credentials if not self.has_credential(name, {})]
@@ -247,14 +256,6 @@ class SuiteResources:
         entries = cast("list[object]", content) if isinstance(content, list) else [content]
         entry = as_object(entries[0]) if entries else None
         return entry is not None and bool(entry.get(key))
-
-    def _has_value(self, name: str, folder: TaskFolder) -> bool:
-        placeholders = self.profile.placeholders
-        if is_filled_in(name, self.token_values, placeholders):
-            return True
-        return TASK_FILE in folder.names and is_filled_in(
-            name, read_task_tokens(self.checkout / folder.path), placeholders
-        )
 
 
 def _unique(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
@@ -297,12 +298,6 @@ def read_tokens(path: Path, variable: str) -> TokenValues:
     except (SuiteError, SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     return values
-
-
-def read_task_tokens(folder: Path) -> TokenValues:
-    """The values of a task's own token file, which override the suite's."""
-    values = read_tokens(folder / TASK_FILE, SOURCES["token"][1])
-    return {f"token.{key}": value for key, value in values.items()}
 
 
 def is_filled_in(name: str, values: TokenValues, placeholders: Collection[str]) -> bool:

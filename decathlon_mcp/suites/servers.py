@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -64,40 +63,31 @@ class _Params(_Fields):
     cwd: str | None = None
 
 
-class _File(_Fields):
-    type: Annotated[Literal["stdio"], BeforeValidator(_lower)] = "stdio"
-    name: Annotated[str, Field(min_length=1)] | None = None
-    params: _Params
-    client_session_timeout_seconds: Annotated[float, Field(gt=0)] | None = None
-
-
-_FILE = TypeAdapter(_File)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
+class ServerConfig(_Fields):
     """One server, with its templates unfilled."""
 
-    name: str
-    file: Path
-    command: str
-    args: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    cwd: str | None = None
-    request_seconds: float | None = None
+    type: Annotated[Literal["stdio"], BeforeValidator(_lower)] = "stdio"
+    name: Annotated[str, Field(min_length=1)]
+    params: _Params
+    client_session_timeout_seconds: Annotated[float, Field(gt=0)] | None = None
     """None: the profile's default."""
+
+    @property
+    def command(self) -> str:
+        return self.params.command
 
     @property
     def absolute_paths(self) -> list[str]:
         """Its command and its script, where they are absolute paths without templates."""
-        script = next((arg for arg in self.args if not arg.startswith("-")), "")
+        script = next((arg for arg in self.params.args if not arg.startswith("-")), "")
         paths = [self.command, *([script] if PurePosixPath(script).suffix in SCRIPTS else [])]
         return [path for path in paths if path.startswith("/") and not template_names(path)]
 
     @property
     def templates(self) -> frozenset[str]:
         """The names in its templates."""
-        texts = [self.command, *self.args, self.cwd or "", *(value for _, value in self.env)]
+        params = self.params
+        texts = [params.command, *params.args, params.cwd or "", *params.env.values()]
         return frozenset[str]().union(*map(template_names, texts))
 
     def spec(self, profile: SuiteProfile, *, root: PurePosixPath, values: Mapping[str, str]) -> JsonObject:
@@ -106,23 +96,26 @@ class ServerConfig:
         def filled(text: str) -> str:
             return fill(text, values, server=self.name)
 
-        own = {key: filled(value) for key, value in self.env}
-        shared = dict(profile.environment)
+        params, shared = self.params, profile.environment
+        own = {key: filled(value) for key, value in params.env.items()}
         default = profile.workspace if profile.server_cwd == "workspace" else PurePosixPath()
-        cwd = root / (default if self.cwd is None else filled(self.cwd))
-        command, args = filled(self.command), [*map(filled, self.args)]
+        cwd = root / (default if params.cwd is None else filled(params.cwd))
+        command, args = filled(params.command), [*map(filled, params.args)]
         if profile.launchers_at_root and cwd.is_relative_to(root / profile.workspace):
             args, launcher = _at_root(command, args, root)
             own = {**launcher, **own}
         return {
             "name": self.name,
-            "request_seconds": self.request_seconds or profile.request_seconds,
+            "request_seconds": self.client_session_timeout_seconds or profile.request_seconds,
             "command": command,
-            "args": [*args, *dict(profile.extra_args).get(self.name, ())],
+            "args": [*args, *profile.extra_args.get(self.name, ())],
             "env": {**own, **shared} if profile.environment_wins else {**shared, **own},
             "inherit": profile.servers_inherit,
             "cwd": str(cwd),
         }
+
+
+_SERVER = TypeAdapter(ServerConfig)
 
 
 def _at_root(command: str, args: list[str], root: PurePosixPath) -> tuple[list[str], dict[str, str]]:
@@ -152,16 +145,8 @@ def read_server(path: Path) -> ServerConfig | None:
     if not content:
         return None
     _check_transport(path, content)
-    file = validate(path, _FILE, content)
-    return ServerConfig(
-        name=file.name or path.stem,
-        file=path,
-        command=file.params.command,
-        args=file.params.args,
-        env=tuple(file.params.env.items()),
-        cwd=file.params.cwd,
-        request_seconds=file.client_session_timeout_seconds,
-    )
+    name = path.stem if content.get("name") is None else content["name"]
+    return validate(path, _SERVER, {**content, "name": name})
 
 
 def _check_transport(path: Path, content: JsonObject) -> None:
@@ -178,6 +163,7 @@ def _check_transport(path: Path, content: JsonObject) -> None:
 def read_servers(checkout: Path) -> tuple[dict[str, ServerConfig], dict[str, SuiteError]]:
     """The servers by name, and the errors of unreadable servers, by their likely names."""
     servers: dict[str, ServerConfig] = {}
+    files: dict[str, str] = {}
     errors: dict[str, SuiteError] = {}
     for path in sorted((checkout / FOLDER).glob("*.yaml")):
         try:
@@ -187,10 +173,9 @@ def read_servers(checkout: Path) -> tuple[dict[str, ServerConfig], dict[str, Sui
             continue
         if server is None:
             continue
-        if server.name in servers:
-            other = servers[server.name].file.name
+        if (other := files.get(server.name)) is not None:
             errors[server.name] = file_error(path, f"{other} has a server {server.name!r} too", field="name")
-        servers[server.name] = server
+        servers[server.name], files[server.name] = server, path.name
     return {name: server for name, server in servers.items() if name not in errors}, errors
 
 

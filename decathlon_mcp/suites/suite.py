@@ -153,19 +153,19 @@ class Suite:
         packages = [path for part in parts for path in archives.packages_above(self.path, part)]
         aliases = {
             PurePosixPath(name): source
-            for name, source in self.profile.stand_ins
+            for name, source in self.profile.stand_ins.items()
             if not (self.path / name).exists() and archives.inside(self.path, source).is_file()
         }
         aliases |= {
             PurePosixPath(name): source
-            for name, source in self.profile.overlays
+            for name, source in self.profile.overlays.items()
             if archives.inside(self.path, source).is_file()
         }
         members = [*packages, *(path for part in parts for path in archives.walk(self.path, part))]
         archives.write(into, self.path, members, aliases)
 
     def task_archive(self, task: Task, into: Path, *, sealed: bool) -> None:
-        """Add a task's folder to the tar archive `into`, with the `__init__.py` files above it.
+        """Write a tar archive of a task's folder, with the `__init__.py` files above it.
 
         `sealed` False leaves out the profile's `grading` entries. A task whose preprocess or token file may
         read or write them needs them.
@@ -202,9 +202,8 @@ class Suite:
         if any(map(self.resources.needs_token, task.needs.local_tools)):
             needed |= {PurePosixPath(file) for file, _ in SOURCES.values()}
         targets = [PurePosixPath(root, value) for value in values.values()]
-        stand_ins = dict(self.profile.stand_ins)
         return {
-            secret: stand_ins.get(str(secret))
+            secret: self.profile.stand_ins.get(str(secret))
             for secret in self.profile.secrets
             if secret not in needed and not any(path.is_relative_to(root / secret) for path in targets)
         }
@@ -251,7 +250,7 @@ class Suite:
 
     def server_folders(self, task: Task) -> list[PurePosixPath]:
         """The folders that must exist when the task's servers start, relative to the workspace."""
-        folders = dict(self.profile.folders)
+        folders = self.profile.folders
         return [folders[name] for name in task.needs.servers if name in folders]
 
     def _paths(self, root: PurePosixPath, task_folder: PurePosixPath) -> dict[str, str]:

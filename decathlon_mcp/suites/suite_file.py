@@ -1,29 +1,7 @@
 """`suite.yaml`, the optional settings of a checkout: the reference of its format.
 
-Every field is optional. Besides the fields below, any field of `SuiteProfile` is allowed at the top level and
-overrides the profile's value.
-
-    name: my-suite                      # default: the name of the checkout's folder
-    profile: toolathlon                 # or gym, starter. Default: the profile called as the suite, else the
-                                        # profile whose marks the checkout has, else with `fallback`
-    root: /workspace                    # any field of SuiteProfile; mappings are merged with the profile's
-    deadlines: {evaluation_seconds: 60} # for all tasks
-    splits: {train: [find-alita-paper, "canvas-*"], test: [...]}
-    conflicts: [[one-task, another]]    # groups of tasks of which only one episode runs at a time
-    accounts:                           # tasks that share an account run one at a time
-      shop: ["shop-*"]                  # the tasks that use it ...
-      notion:                           # ... or the servers whose tasks use it, and one slot per set of
-        servers: [notion]               # credentials; as many episodes run at a time as there are slots
-        slots: {first: {values: {token.key: abc}}, second: {values: {...}}}
-    services:                           # hosted services; ports of the sandbox's localhost lead to them
-      canvas: {available: true, ports: {10001: 10001, 20001: "canvas.example.org:443"}}
-      board:                            # a private service for each episode, unless it is hosted
-        private: {image: "board:latest", start: [start-board], ports: [8080], files: {users.json: users.json}}
-    servers: {my-server: {network: true, credentials: [token.my_key], services: [canvas], eager: true}}
-    local_tools: {web_search: {network: true}}       # same fields as for a server, except `eager`
-    pages: {token.my_key: docs/keys.md, "service.*": "https://..."}   # how to get what is missing
-    needed_to_record: [token.search_key]    # keys that are not needed to replay a recorded web
-    tasks: {"k8s-*": {in_place: true, spared: ["kubectl port-forward*"], deadlines: {...}}}
+Every field is optional; docs/writing-tasks.md has an example. Besides the fields below, any field of
+`SuiteProfile` is allowed at the top level and overrides the profile's value; mappings are merged with it.
 
 Keys of `tasks`, `servers` and `local_tools` may be patterns (`*`, `?`, `[...]`). The settings of all matching
 keys are merged in the file's order, the exact name's last.

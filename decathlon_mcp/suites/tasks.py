@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -22,6 +22,8 @@ log = logging.getLogger("decathlon.suites")
 
 FOLDER = "tasks"
 CONFIG = "task_config.json"
+TOKEN_FILE = "token_key_session.py"
+"""A task's own token file, in its folder."""
 
 # The server itself provides `claim_done`. The other two act on the conversation of Toolathlon's scaffold, and
 # a client has its own.
@@ -93,10 +95,6 @@ class Task:
     errors: tuple[SuiteError, ...] = ()
     """Errors in its files and in its servers' files. A task with errors is listed but cannot start."""
 
-    @property
-    def has_preprocess(self) -> bool:
-        return self.files.preprocess is not None
-
 
 class TaskConfig(BaseModel):
     """The fields of `task_config.json` that this server uses; `Task.config` has all of them."""
@@ -109,29 +107,8 @@ class TaskConfig(BaseModel):
     max_turns: int | None = None
     meta: JsonObject | None = None
 
-    @property
-    def servers(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.needed_mcp_servers))
-
-    @property
-    def local_tools(self) -> tuple[str, ...]:
-        return tuple(
-            tool for tool in dict.fromkeys(self.needed_local_tools or ()) if tool not in EXCLUDED_LOCAL_TOOLS
-        )
-
 
 _CONFIG = TypeAdapter(TaskConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFolder:
-    """A task's folder, before the settings of the suite are applied. `names`: its entries, sorted."""
-
-    path: PurePosixPath
-    names: tuple[str, ...]
-    config: TaskConfig
-    raw_config: JsonObject
-    errors: tuple[SuiteError, ...]
 
 
 def find_task_folders(checkout: Path) -> list[PurePosixPath]:
@@ -153,8 +130,11 @@ def task_ids(folders: Sequence[PurePosixPath]) -> list[str]:
     ]
 
 
-def read_task_folder(checkout: Path, path: PurePosixPath) -> TaskFolder:
-    """Read a task's folder. Errors in its files are in `errors`, so that one broken task hides no other."""
+def read_task(task_id: str, suite: str, checkout: Path, path: PurePosixPath, language: Language) -> Task:
+    """A task as its folder describes it, without the suite's settings.
+
+    Errors in its files are in `errors`, so that one broken task hides no other.
+    """
     folder = checkout / path
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     docs = folder / "docs"
@@ -182,10 +162,27 @@ def read_task_folder(checkout: Path, path: PurePosixPath) -> TaskFolder:
                 f"Python finds no module in a folder with a dot in its name: rename {unimportable[-1]}",
             )
         )
-    return TaskFolder(path, tuple(entry.name for entry in entries), config, raw_config, tuple(errors))
+    names = tuple(entry.name for entry in entries)
+    local_tools = (tool for tool in config.needed_local_tools or () if tool not in EXCLUDED_LOCAL_TOOLS)
+    return Task(
+        id=task_id,
+        suite=suite,
+        folder=path,
+        needs=Needs(
+            servers=tuple(dict.fromkeys(config.needed_mcp_servers)),
+            local_tools=tuple(dict.fromkeys(local_tools)),
+        ),
+        files=_task_files(folder, names, language),
+        has_token_file=TOKEN_FILE in names,
+        max_turns=config.max_turns,
+        meta=config.meta or {},
+        config=raw_config,
+        names=names,
+        errors=tuple(errors),
+    )
 
 
-def task_files(checkout: Path, folder: TaskFolder, language: Language) -> TaskFiles:
+def _task_files(folder: Path, names: Collection[str], language: Language) -> TaskFiles:
     """Select files for a language, as Toolathlon does (utils/data_structures/task_config.py, `cn_mode`).
 
     The text must be in that language; everything else falls back to the variant without a language.
@@ -193,18 +190,18 @@ def task_files(checkout: Path, folder: TaskFolder, language: Language) -> TaskFi
     suffix = language_suffix(language)
 
     def module(package: str) -> str | None:
-        if package not in folder.names:
+        if package not in names:
             return None
         for name in (f"main{suffix}", "main"):
-            if (checkout / folder.path / package / f"{name}.py").is_file():
+            if (folder / package / f"{name}.py").is_file():
                 return f"{package}.{name}"
         return None
 
     def entry(name: str) -> str | None:
-        return next((variant for variant in (f"{name}{suffix}", name) if variant in folder.names), None)
+        return next((variant for variant in (f"{name}{suffix}", name) if variant in names), None)
 
     return TaskFiles(
-        has_text=(checkout / folder.path / "docs" / f"task{suffix}.md").is_file(),
+        has_text=(folder / "docs" / f"task{suffix}.md").is_file(),
         preprocess=module("preprocess"),
         evaluation=module("evaluation") or "evaluation.main",
         groundtruth=entry("groundtruth_workspace"),

@@ -28,6 +28,11 @@ _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CL
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BLOCK_BYTES = 512
 _END = bytes(2 * _BLOCK_BYTES)
+_MAX_FIELD = 100
+"""Longest name in an ordinary header."""
+# GNU's magic, and no names of user and group, device or prefix.
+_TAIL = b"ustar  \0".ljust(_BLOCK_BYTES - 257, b"\0")
+_TAIL_SUM = sum(_TAIL) + 8 * 0x20
 # POSIX.1-2017 pax, "ustar Interchange Format": the kinds of members, and GNU's two for long names.
 _FILE, _HARD_LINK, _SYMLINK, _FOLDER, _LONG_NAME, _LONG_LINK = b"0", b"1", b"2", b"5", b"L", b"K"
 _KINDS = (_FILE, b"\0", _HARD_LINK, _SYMLINK, _FOLDER)
@@ -230,8 +235,8 @@ def pack(folder: str, max_bytes: int) -> str:
                 body = file.read(max(0, remaining) + 1)
         else:
             raise ValueError(f"{os.fsdecode(path)!r} is neither file, folder nor link, or has several names")
-        header = _header(name, kind, len(body), link, status.st_mode & 0o777, int(status.st_mtime))
-        member = _long(_LONG_LINK, link), _long(_LONG_NAME, name), header, body, _padding(body)
+        mode, mtime = status.st_mode & 0o777, int(status.st_mtime)
+        member = header(name, kind, len(body), link, mode, mtime), body, _padding(body)
         remaining -= sum(map(len, member))
         if remaining < 0:
             raise too_large
@@ -239,19 +244,45 @@ def pack(folder: str, max_bytes: int) -> str:
     return binascii.b2a_base64(b"".join((*blocks, _END)), newline=False).decode()
 
 
-def _header(name: bytes, kind: bytes, size: int, link: bytes = b"", mode: int = 0, mtime: int = 0) -> bytes:
-    mtime = min(max(0, mtime), MAX_MTIME)
-    numbers = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, 0, 0, size, mtime)
-    start = name[:100].ljust(100, b"\0") + numbers
-    end = kind + (link[:100].ljust(100, b"\0") + b"ustar  \0").ljust(_BLOCK_BYTES - 157, b"\0")
-    return start + b"%06o\0 " % (sum(start) + sum(end) + 8 * 0x20) + end
+def header(
+    name: bytes,
+    kind: bytes,
+    size: int,
+    link: bytes = b"",
+    mode: int = 0,
+    mtime: int = 0,
+    user: int = 0,
+    group: int = 0,
+) -> bytes:
+    """A member's header as `tarfile` writes it in GNU's format, which takes names of any bytes and length.
+
+    The extended headers of a long name and a long link come first. The server uses it too.
+    """
+    start = b"%b%07o\0%b%b%b%011o\0" % (
+        name[:_MAX_FIELD].ljust(_MAX_FIELD, b"\0"),
+        mode,
+        _field(user, 8),
+        _field(group, 8),
+        _field(size, 12),
+        min(max(0, mtime), MAX_MTIME),
+    )
+    end = kind + link[:_MAX_FIELD].ljust(_MAX_FIELD, b"\0")
+    block = b"%b%06o\0 %b%b" % (start, sum(start) + sum(end) + _TAIL_SUM, end, _TAIL)
+    if len(name) > _MAX_FIELD:
+        block = _long(_LONG_NAME, name) + block
+    return _long(_LONG_LINK, link) + block if len(link) > _MAX_FIELD else block
 
 
 def _long(kind: bytes, name: bytes) -> bytes:
     """The extended header for a name that is too long for an ordinary header."""
-    if len(name) <= 100:
-        return b""
-    return _header(b"././@LongLink", kind, len(name) + 1) + name + b"\0" + _padding(name + b"\0")
+    return header(b"././@LongLink", kind, len(name) + 1) + name + b"\0" + _padding(name + b"\0")
+
+
+def _field(value: int, length: int) -> bytes:
+    """Octal digits, or base 256 for a number that has too many (GNU)."""
+    if value < 8 ** (length - 1):
+        return b"%0*o\0" % (length - 1, value)
+    return b"\x80" + value.to_bytes(length - 1, "big")
 
 
 def _padding(body: bytes) -> bytes:

@@ -19,9 +19,8 @@ def clean_workspace(
     root: PurePosixPath | None = None,
 ) -> list[str]:
     """Write the cleaned `archive` to `into`; returns what was refused or changed."""
-    workspace = CleanWorkspace(
-        archive, prefix=prefix, limit_bytes=limit_bytes, limit_members=limit_members, root=root
-    )
+    top = root or PurePosixPath("/")
+    workspace = CleanWorkspace(archive, prefix, limit_bytes, limit_members, top)
     save(archive_chunks(workspace.streamed().entries()), into)
     return workspace.refused
 

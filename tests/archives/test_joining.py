@@ -1,4 +1,4 @@
-"""Appending the members of one archive to another."""
+"""Joining the members of several archives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.archives.unpacking import append_archive
-from decathlon_mcp.archives.writing import empty_archive, save
+from decathlon_mcp.archives.unpacking import joined, selected
+from decathlon_mcp.archives.writing import ArchiveSource, archive_chunks, save
 from decathlon_mcp.errors import BadRequestError
 
 PREFIX = PurePosixPath("dumps/workspace")
@@ -30,14 +30,12 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", mode: in
     return info
 
 
-def base(folder: Path) -> Path:
-    archive = folder / "base.tar"
-    save(empty_archive(), archive)
-    return archive
+def write(target: Path, *parts: tuple[PurePosixPath, ArchiveSource]) -> None:
+    save(archive_chunks(joined(parts).entries()), target)
 
 
 def test_members_follow_those_of_the_archive_below_the_prefix(tmp_path: Path) -> None:
-    target = archive_of(tmp_path / "base.tar", member("utils/a.py"))
+    first = archive_of(tmp_path / "base.tar", member("utils/a.py"))
     source = archive_of(
         tmp_path / "source.tar",
         member(".", tarfile.DIRTYPE),
@@ -45,7 +43,8 @@ def test_members_follow_those_of_the_archive_below_the_prefix(tmp_path: Path) ->
         member("./bin/again", tarfile.LNKTYPE, link="./bin/run"),
         member("./link", tarfile.SYMTYPE, link="bin/run"),
     )
-    append_archive(target, source, PREFIX)
+    target = tmp_path / "joined.tar"
+    write(target, (PurePosixPath(), first), (PREFIX, source))
     with tarfile.open(target) as tar:
         assert tar.getnames() == [
             "utils/a.py",
@@ -61,12 +60,12 @@ def test_members_follow_those_of_the_archive_below_the_prefix(tmp_path: Path) ->
         assert link.linkname == "bin/run"
 
 
-def test_only_named_entries_are_appended(tmp_path: Path) -> None:
+def test_only_named_entries_are_selected(tmp_path: Path) -> None:
     source = archive_of(
         tmp_path / "source.tar", member("./pages/a"), member("./pages2"), member("./groundtruth/answer")
     )
-    target = base(tmp_path)
-    append_archive(target, source, PurePosixPath("tasks"), {"pages"})
+    target = tmp_path / "joined.tar"
+    write(target, (PurePosixPath("tasks"), selected(source, {"pages"})))
     with tarfile.open(target) as tar:
         assert tar.getnames() == ["tasks", "tasks/pages/a"]
 
@@ -78,7 +77,7 @@ def test_hard_link_to_an_entry_that_is_left_out_is_refused(tmp_path: Path) -> No
         member("./pages/a", tarfile.LNKTYPE, link="./groundtruth/answer"),
     )
     with pytest.raises(BadRequestError, match="'pages/a' is the same file as 'groundtruth/answer'"):
-        append_archive(base(tmp_path), source, PurePosixPath("tasks"), {"pages"})
+        write(tmp_path / "joined.tar", (PurePosixPath("tasks"), selected(source, {"pages"})))
 
 
 @pytest.mark.parametrize(
@@ -94,4 +93,4 @@ def test_hard_link_to_an_entry_that_is_left_out_is_refused(tmp_path: Path) -> No
 def test_members_that_no_sandbox_unpacks_are_refused(tmp_path: Path, refused: tarfile.TarInfo) -> None:
     source = archive_of(tmp_path / "source.tar", refused)
     with pytest.raises(BadRequestError):
-        append_archive(base(tmp_path), source, PREFIX)
+        write(tmp_path / "joined.tar", (PREFIX, source))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.archives import packing
-from decathlon_mcp.archives.packing import counted, pack_folder
+from decathlon_mcp.archives.packing import FolderCursor, counted, pack_folder
 from decathlon_mcp.errors import LimitExceededError
 
 LEVELS = 300
@@ -121,3 +121,17 @@ def test_members_of_somebody_elses_archive_are_counted(
     with pytest.raises(LimitExceededError) as raised:
         list(counted(chunks))
     assert raised.value.data["budget"] == "entries"
+
+
+def test_folder_that_is_moved_meanwhile_leads_nowhere_else(tmp_path: Path) -> None:
+    deep = tuple("d" * 40)
+    top = tmp_path / "top"
+    (tmp_path / "elsewhere" / "sibling").mkdir(parents=True)
+    with FolderCursor(top.parent, creates=True) as cursor:
+        cursor.enter(("top", *deep, "one"))
+        sibling = os.fstat(cursor.enter(("top", *deep, "sibling")))
+        moved = top.joinpath(*deep, "sibling").rename(tmp_path / "elsewhere" / "moved")
+        # Its `..` is another folder now, which has a folder of that name too.
+        found = os.fstat(cursor.enter(("top", *deep, "one")))
+        assert os.path.samestat(sibling, moved.stat())
+        assert os.path.samestat(found, top.joinpath(*deep, "one").stat())

@@ -15,7 +15,6 @@ from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import unpack, with_owner
 from decathlon_mcp.archives.writing import (
-    append,
     archive_chunks,
     pack_files,
     save,
@@ -103,15 +102,6 @@ def test_archive_above_the_limit_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(LimitExceededError, match="exceed the limit of 3 bytes"):
         save([b"12", b"34"], tmp_path / "a.tar", 3)
     assert not (tmp_path / "a.tar").exists()
-
-
-def test_members_are_appended_to_archives_of_any_writer(tmp_path: Path) -> None:
-    archive = tmp_path / "a.tar"
-    with tarfile.open(archive, "w") as tar:  # padded to 10,240 bytes
-        tar.addfile(tarfile.TarInfo("old"))
-    for name in ("new", "x"):
-        append(archive, [(Member(name=name, kind=Kind.FILE, size=1), (b"2",))])
-    assert [info.name for info in members(archive.read_bytes())] == ["old", "new", "x"]
 
 
 def test_owner_of_every_member_is_replaced() -> None:

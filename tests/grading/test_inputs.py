@@ -18,7 +18,6 @@ FILES = {"evaluation/check.py": "pass", "groundtruth_workspace/paper.pdf": "righ
 
 def digest_of(suite: Suite, folder: Path) -> str:
     archive = folder / "task.tar"
-    archive.unlink(missing_ok=True)
     suite.task_archive(suite.tasks["paper"], archive, sealed=True)
     return evaluator_digest(archive, folder=PurePosixPath(PAPER), names=suite.profile.grading)
 

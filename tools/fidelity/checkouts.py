@@ -49,7 +49,6 @@ def check_tasks(suite: Suite, archive: Path) -> None:
         assert "!!<<<<" not in prompt.instructions
         assert "local-claim_done" not in prompt.instructions
         assert "without calling any tool" not in prompt.instructions
-        archive.unlink(missing_ok=True)
         suite.task_archive(task, archive, sealed=False)
         with tarfile.open(archive) as tar:
             for name in tar.getnames():

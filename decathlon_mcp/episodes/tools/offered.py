@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b, sha256
 from pathlib import PurePosixPath
@@ -253,7 +253,7 @@ class ToolLists:
         servers, local_code = self.suite.servers, dict(self.suite.profile.local_code)
         configurations = [
             # A server without a file fails the set-up.
-            {**asdict(servers[name]), "file": servers[name].file.name} if name in servers else None
+            servers[name].model_dump() if name in servers else None
             for name in task.needs.servers
         ]
         decisive = {

@@ -32,7 +32,7 @@ from anyio import to_thread
 from decathlon_sandbox import wire
 
 from decathlon_mcp.archives import packing
-from decathlon_mcp.archives.folder_cursor import FolderCursor
+from decathlon_mcp.archives.packing import FolderCursor
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, save
 from decathlon_mcp.errors import (

@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
+from decathlon_mcp.archives.unpacking import joined
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import MissingProgram
 from decathlon_mcp.driver.archives import put_archive
@@ -186,10 +187,12 @@ async def _probe(
                 evaluators |= {name: found_problems[name] for name in some if name in found_problems}
             imports: dict[str, str] = {}
             if functions:
-                for name in functions:
+                files = {name: Path(folder) / f"{number}.tar" for number, name in enumerate(functions)}
+                for name, file in files.items():
                     task = suite.tasks[name]
-                    await anyio.to_thread.run_sync(partial(suite.task_archive, task, archive, sealed=True))
-                await put_archive(sandbox, driver, root, archive)
+                    await anyio.to_thread.run_sync(partial(suite.task_archive, task, file, sealed=True))
+                parts = [(PurePosixPath(), file) for file in files.values()]
+                await put_archive(sandbox, driver, root, joined(parts))
             for some in _groups(list(functions)):
                 group = {name: functions[name] for name in some}
                 imports |= await _import_functions(suite, group, driver, root)

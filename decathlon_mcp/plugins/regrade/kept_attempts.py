@@ -331,7 +331,7 @@ class KeptAttempts(EpisodeHooks):
 
     async def begin(self, start: Start, following: Following) -> AgentSandbox:
         """Keep the task's folder as preprocess left it, before the episode is READY."""
-        if start.episode.was_ready or not start.episode.spec.task.has_preprocess:
+        if start.episode.was_ready or start.episode.spec.task.files.preprocess is None:
             return await following()
         original = await anyio.to_thread.run_sync(_content_ids, start)
         agent = await following()

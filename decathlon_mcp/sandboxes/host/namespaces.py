@@ -27,8 +27,7 @@ import anyio
 from anyio import to_thread
 from decathlon_sandbox import wire
 
-from decathlon_mcp.archives.folder_cursor import FolderCursor
-from decathlon_mcp.archives.packing import pack_at
+from decathlon_mcp.archives.packing import FolderCursor, pack_at
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import (
     BadRequestError,

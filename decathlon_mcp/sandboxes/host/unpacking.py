@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import TypeVar
 
-from decathlon_mcp.archives.folder_cursor import FolderCursor
+from decathlon_mcp.archives.packing import FolderCursor
 from decathlon_mcp.archives.unpacking import checked_entries, unpack_entries
 from decathlon_mcp.archives.writing import ArchiveSource, Entry
 
