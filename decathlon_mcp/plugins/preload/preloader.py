@@ -186,4 +186,6 @@ def _archive(config: Mapping[str, Any]) -> bytes:
         future = "from __future__ import annotations\n"
         code = text.replace(future, f"{future}\nCONFIG = {config!r}\n", 1)
         archive.writestr("sitecustomize.py", code)
+        if config["checks"]:
+            archive.writestr("inside_checks.py", source("inside_checks", __package__))
     return content.getvalue()
