@@ -9,14 +9,14 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio.to_thread
-from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client import ClientError, Decathlon
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.results import Result
 from decathlon_client.resume import RevisionError
@@ -28,8 +28,6 @@ from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher, check_version
 from decathlon_mcp.plugins.agents.player import (
-    RUNNING,
-    STATUS_LABEL,
     AgentPlayer,
     ModelFailedError,
     ModelPlayer,
@@ -48,11 +46,8 @@ from decathlon_mcp.sandboxes.host.plugin import answer_folders
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state
 
-AGENT_LABEL, ISOLATION_LABEL, AGAIN_LABEL = "agent", "agent_isolation", "again"
-"""Labels of each episode: the program's name or `model`, what kept a program from the state folder, and which
-attempts of the same run were discarded to be played again."""
-MODEL_LABEL, VERSION_LABEL = "model", "agent_version"
-WITHOUT_CALLS = "without_calls"
+AGAIN_LABEL, WITHOUT_CALLS = "again", "without_calls"
+"""The label of each episode that says which attempts of the same run were discarded to be played again."""
 MAX_WITHHELD = 60
 """Names of variables in one message."""
 
@@ -93,6 +88,7 @@ class ModelAgent:
 
 
 Agent: TypeAlias = ProgramAgent | ModelAgent
+Player: TypeAlias = AgentPlayer | ModelPlayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,30 +114,6 @@ class RunOptions:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedProgram:
-    """A program that was found, and how it is started."""
-
-    program: Program
-    launcher: Launcher
-    variables: Mapping[str, str]
-    version: str | None
-    """See `check_version`."""
-
-
-_Prepared: TypeAlias = _PreparedProgram | ModelPlayer
-
-
-@dataclass(frozen=True, slots=True)
-class _Player:
-    """What plays the attempts, and the labels of their episodes."""
-
-    play: Callable[[Episode], Awaitable[int | None]]
-    labels: Mapping[str, str]
-    seconds: float | None = None
-    """The limit of an attempt that the batch watches; None if the player does it."""
-
-
 async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> int:
     """Play what has no verdict yet, and print what there is; 0 if every attempt has a verdict, else 1.
 
@@ -162,13 +134,14 @@ async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> i
                     # Before the server: it would make another error of a mistake.
                     if server is not None:
                         tasks = await anyio.to_thread.run_sync(_task_ids, server, options.tasks)
-                    prepared = await _prepare(stack, settings, agent)
+                    player = await _player(stack, settings, agent, options.seconds)
                     d = await stack.enter_async_context(connect(server, options.url))
                     if server is None:
                         tasks = await _listed_tasks(d, options.tasks)
-                    player = await _player(
-                        stack, d, server, prepared, options, is_single=_is_single(tasks, options)
-                    )
+                    if isinstance(player, AgentPlayer):
+                        assert server is not None, "the command line has refused it"
+                        player.server = await stack.enter_async_context(embedded_server(d, server))
+                        player.shows_output = len(tasks) == options.attempts == 1
                     _announce(run, tasks, options, record)
                     await _play(d, run, tasks, player, record, options, results)
                     _report_without_calls(player, _all(results))
@@ -221,8 +194,8 @@ def _task_ids(settings: Settings, chosen: Sequence[str] | TaskFilter) -> list[st
     return list(dict.fromkeys(chosen))
 
 
-async def _prepare(stack: AsyncExitStack, settings: Settings, agent: Agent) -> _Prepared:
-    """What an agent needs before there is an episode. Raises BadRequestError, ProviderUnavailableError."""
+async def _player(stack: AsyncExitStack, settings: Settings, agent: Agent, seconds: float) -> Player:
+    """What plays for an agent, without a server yet. Raises BadRequestError, ProviderUnavailableError."""
     if isinstance(agent, ModelAgent):
         endpoint = await stack.enter_async_context(model_endpoint(agent.base_url))
         return ModelPlayer(model=agent.model, turns=agent.turns, endpoint=endpoint)
@@ -230,7 +203,9 @@ async def _prepare(stack: AsyncExitStack, settings: Settings, agent: Agent) -> _
     program, launcher = await anyio.to_thread.run_sync(_find_program, settings, agent, variables)
     version = await check_version(program, launcher, variables)
     _report_withheld(withheld)
-    return _PreparedProgram(program, launcher, variables, version)
+    return AgentPlayer(
+        program=program, launcher=launcher, variables=variables, version=version, seconds=seconds
+    )
 
 
 def _find_program(
@@ -249,42 +224,11 @@ def _find_program(
     return program, NamespaceLauncher(program, read_endpoints(agent.urls, program.name, variables), hidden)
 
 
-async def _player(
-    stack: AsyncExitStack,
-    d: Decathlon,
-    server: Settings | None,
-    prepared: _Prepared,
-    options: RunOptions,
-    *,
-    is_single: bool,
-) -> _Player:
-    """What plays the episodes of an open server."""
-    if isinstance(prepared, ModelPlayer):
-        labels = {AGENT_LABEL: "model", MODEL_LABEL: prepared.model}
-        return _Player(prepared, labels, seconds=options.seconds)
-    assert server is not None, "the command line has refused it"
-    player = AgentPlayer(
-        server=await stack.enter_async_context(embedded_server(d, server)),
-        program=prepared.program,
-        launcher=prepared.launcher,
-        variables=prepared.variables,
-        seconds=options.seconds,
-        shows_output=is_single,
-    )
-    labels = {
-        AGENT_LABEL: prepared.program.name,
-        ISOLATION_LABEL: prepared.launcher.isolation,
-        STATUS_LABEL: RUNNING,
-        **({} if prepared.version is None else {VERSION_LABEL: prepared.version}),
-    }
-    return _Player(player, labels)
-
-
 async def _play(
     d: Decathlon,
     run: str,
     tasks: Sequence[str],
-    player: _Player,
+    player: Player,
     record: StoredAttempts,
     options: RunOptions,
     results: dict[str, dict[int, Result[Any]]],
@@ -297,12 +241,13 @@ async def _play(
         n=options.attempts,
         run=run,
         progress=False,
-        player_seconds=player.seconds,
+        # A program's player keeps the limit itself.
+        player_seconds=options.seconds if isinstance(player, ModelPlayer) else None,
         resume=record,
         launch_time=options.launch_time,
         labels={**options.labels, **player.labels, **again},
     ) as batch:
-        async for result in batch.run(player.play):
+        async for result in batch.run(player):
             results.setdefault(result.task, {})[result.attempt] = result
             if options.as_json:
                 _print_result(result)
@@ -312,10 +257,6 @@ async def _play(
 
 def _all(results: Attempts) -> list[Result[Any]]:
     return [result for attempts in results.values() for result in attempts.values()]
-
-
-def _is_single(tasks: Sequence[str], options: RunOptions) -> bool:
-    return len(tasks) == options.attempts == 1
 
 
 def _announce(run: str, tasks: list[str], options: RunOptions, record: StoredAttempts) -> None:
@@ -416,12 +357,12 @@ def _ended_before_a_call(result: Result[Any]) -> bool:
     return is_without_call(result.verdict)
 
 
-def _report_without_calls(player: _Player, results: Sequence[Result[Any]]) -> None:
+def _report_without_calls(player: Player, results: Sequence[Result[Any]]) -> None:
     """Say so if all attempts of a program ended before a call: it may lack a key."""
     early = [*map(_ended_before_a_call, results)]
-    if isinstance(player.play, AgentPlayer) and early and all(early):
+    if isinstance(player, AgentPlayer) and early and all(early):
         which = "the attempt" if len(early) == 1 else "every attempt"
-        last = player.play.last_output or "(none was started now)"
+        last = player.last_output or "(none was started now)"
         report(f"{which} ended before a call; the program's output ends with: {last}")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from decathlon_client.values import ATTEMPT, Verdict
 from decathlon_mcp.cli.output import printed
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.history.values import EpisodeDetails, EpisodeQuery, EpisodeSummary
+from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.storage.lock import create_state_folder
 
 LOCKS = "runs.lock"
@@ -35,17 +36,17 @@ class StoredAttempts:
         self.run = run
         self.discarded = 0
         """Verdicts on attempts without a call that do not count."""
-        self._attempts: dict[AttemptKey, tuple[EpisodeDetails, Verdict]] = {}
+        self._results: dict[AttemptKey, Result[Any]] = {}
+        self._launch_times: dict[str, str | None] = {}
         self._revisions = Revisions(f"the run {printed(run)}")
         history = EpisodeHistory([state])
-        for summary in _scored(history, run):
+        # The episodes that have a reward, the newest first.
+        for summary in history.all_episodes(EpisodeQuery(run=run, live=False, lost=False)):
             number = summary.labels.get(ATTEMPT, "")
             if not (number.isascii() and number.isdecimal() and len(number) < 10):
                 continue
             place = AttemptKey(summary.task, 0, int(number))
-            if place in self._attempts:
-                continue  # of an older episode
-            details = history.episode(summary.public_id)
+            details = None if place in self._results else history.episode(summary.public_id)
             if details is None or details.verdict is None:
                 continue
             verdict = Verdict.read(details.verdict)
@@ -53,41 +54,31 @@ class StoredAttempts:
                 self.discarded += 1
                 continue
             self._revisions.check(summary.task, verdict.raw)
-            self._attempts[place] = (details, verdict)
+            self._launch_times.setdefault(summary.task, details.launch_time)
+            self._results[place] = Result(
+                index=0,
+                task=place.task,
+                group=0,
+                attempt=place.attempt,
+                episode=summary.public_id,
+                played=None,
+                verdict=verdict,
+                failure=None,
+                fault=None,
+                seconds=(summary.ended_at or summary.started_at) - summary.started_at,
+                resumed=True,
+            )
 
     def count(self, tasks: list[str], attempts: int) -> int:
         """How many of these attempts have a verdict."""
-        wanted = set(tasks)
-        return sum(place.task in wanted and place.attempt < attempts for place in self._attempts)
+        return sum(place.task in tasks and place.attempt < attempts for place in self._results)
 
     def launch_time(self, task: str, occurrence: int) -> str | None:
-        return next(
-            (
-                details.launch_time
-                for place, (details, _) in self._attempts.items()
-                if (place.task, place.occurrence) == (task, occurrence)
-            ),
-            None,
-        )
+        return self._launch_times.get(task)
 
     def result(self, place: AttemptKey, index: int, group: int) -> Result[Any] | None:
-        if place not in self._attempts:
-            return None
-        details, verdict = self._attempts[place]
-        summary = details.summary
-        return Result(
-            index=index,
-            task=place.task,
-            group=group,
-            attempt=place.attempt,
-            episode=summary.public_id,
-            played=None,
-            verdict=verdict,
-            failure=None,
-            fault=None,
-            seconds=(summary.ended_at or summary.started_at) - summary.started_at,
-            resumed=True,
-        )
+        known = self._results.get(place)
+        return known and replace(known, index=index, group=group)
 
     def append(self, place: AttemptKey, result: Result[Any], run: str, launch_time: str | None) -> None:
         # The server has written its row.
@@ -116,8 +107,3 @@ def playing_alone(state: Path, run: str) -> Generator[None]:
                 f"the run {printed(run)} is being played by another process; --run names another one"
             ) from None
         yield
-
-
-def _scored(history: EpisodeHistory, run: str) -> Iterator[EpisodeSummary]:
-    """The episodes of a run that have a reward, the newest first."""
-    return history.all_episodes(EpisodeQuery(run=run, live=False, lost=False))
