@@ -105,7 +105,7 @@ class ExportedSpans:
         parent = _trace_context(request.meta.get)
         headers = request.context.headers
         ambient = _trace_context(lambda key: headers.text(key.encode()))
-        links = [] if parent is None or ambient is None else [_link_to(ambient)]
+        links = [Link(get_current_span(ambient).get_span_context())] if parent and ambient else []
         with self.tracer.start_as_current_span(
             f"{method} {tool}" if tool else method,
             context=parent or ambient,
@@ -192,10 +192,6 @@ def _trace_context(get: Callable[[str], object]) -> TraceContext | None:
         return None
     context = _propagator.extract(carrier, TraceContext())
     return context if get_current_span(context).get_span_context().is_valid else None
-
-
-def _link_to(context: TraceContext) -> Link:
-    return Link(get_current_span(context).get_span_context())
 
 
 class EpisodeSpans:

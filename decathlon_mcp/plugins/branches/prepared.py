@@ -86,7 +86,13 @@ class PreparedTasks:
                 # It is this episode's turn: others wait until its state is saved.
                 try:
                     agent = await following()
-                    await self._save(key, entry, start, agent)
+                    facts = start.episode.records.progress.facts
+                    now = replace(key, revision=facts.suite_revision, suite_changed=facts.suite_changed)
+                    # Preprocess may succeed the next time, and the suite's files may have changed meanwhile.
+                    if not facts.preprocess_failure and key == now:
+                        # It is still a part of the set-up.
+                        async with start.admission.set_ups:
+                            await self._save(entry, start, agent)
                 except Exception:
                     entry.retry_at = anyio.current_time() + RETRY_SECONDS
                     raise
@@ -96,21 +102,11 @@ class PreparedTasks:
         copy = None if found is None else await begin_as_copy(start, found, prepared=True)
         return copy or await following()
 
-    async def _save(self, key: _Key, entry: _Entry, start: Start, agent: AgentSandbox) -> None:
+    async def _save(self, entry: _Entry, start: Start, agent: AgentSandbox) -> None:
         """Start the task's servers that do not run yet, and save the sandbox.
 
         What cannot be saved is logged. Raises SandboxLostError.
         """
-        facts = start.episode.records.progress.facts
-        if facts.preprocess_failure:
-            return  # preprocess may succeed the next time
-        if key != replace(key, revision=facts.suite_revision, suite_changed=facts.suite_changed):
-            return  # the suite's files were changed meanwhile
-        # It is still a part of the set-up.
-        async with start.admission.set_ups:
-            await self._save_set_up(entry, start, agent)
-
-    async def _save_set_up(self, entry: _Entry, start: Start, agent: AgentSandbox) -> None:
         episode, session = start.episode, agent.open_session
         task_folder_archive = start.task_folder_archive if agent.sealed else None
         async with anyio.create_task_group() as tasks:

@@ -300,7 +300,11 @@ class Fork:
         arguments = command[len(replaced) :]
         self.check(cwd, environment)
         os.setsid()
-        wait_for_parent()
+        import time
+
+        # Until the process between is gone, and the sandbox's first process is the parent.
+        while os.getppid() != 1:
+            time.sleep(0.0005)
         channel.send(STARTED + b" %d" % os.getpid())
         # It is not let go if the driver has given up waiting.
         if channel.recv(1) != b"1":
@@ -322,7 +326,8 @@ class Fork:
         sys.argv += arguments
         self.set_environment(environment)
         show_command(self.libc, [*map(os.fsencode, sys.orig_argv)], environment)
-        self.libc.prctl(PR_SET_NAME, program_name(), 0, 0, 0)
+        # The name that the kernel gives to a process of this program.
+        self.libc.prctl(PR_SET_NAME, os.path.basename(os.fsencode(CONFIG["program"]))[:15], 0, 0, 0)
         # Last: from here on, processes of the sandbox may trace it, as every other server.
         self.libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
@@ -360,14 +365,10 @@ class Fork:
         return cwd
 
     def set_environment(self, environment: dict[bytes, bytes]) -> None:
-        coerced = {name: value for name, value in self.environment.items() if name not in self.given}
-        coerced.pop(b"PYTHONPATH", None)
+        others = {*self.given, *environment, b"PYTHONPATH"}
+        coerced = {name: value for name, value in self.environment.items() if name not in others}
         os.environ.clear()
-        for name, value in {
-            **environment,
-            **{k: v for k, v in coerced.items() if k not in environment},
-        }.items():
-            os.environb[name] = value
+        os.environb.update({**environment, **coerced})
 
 
 def modules_in(folder: str) -> set[str]:
@@ -420,14 +421,6 @@ def fork_or_end(channel: Any) -> int:
         give_up(channel, f"no process: {error}")
 
 
-def wait_for_parent() -> None:
-    """Wait until the process between is gone, so that the sandbox's first process is the parent."""
-    import time
-
-    while os.getppid() != 1:
-        time.sleep(0.0005)
-
-
 def decode(payload: bytes) -> tuple[list[str], bytes, dict[bytes, bytes]]:
     """Command line, working folder and environment: see `decathlon_sandbox.preloaded`."""
     count, cwd, *texts = payload.split(b"\0")
@@ -451,11 +444,6 @@ def report_imports(report: int) -> None:
                 os.close(target.pop())
 
     sys.addaudithook(hook)
-
-
-def program_name() -> bytes:
-    """The name that the kernel gives to a process of this program."""
-    return os.path.basename(os.fsencode(CONFIG["program"]))[:15]
 
 
 def show_command(libc: Any, command: list[bytes], environment: dict[bytes, bytes]) -> None:
