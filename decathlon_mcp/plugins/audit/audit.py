@@ -10,33 +10,34 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
-from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client import ClientError, Decathlon
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
-from decathlon_client.script import Step, read_steps
-from decathlon_client.values import CLAIM
+from decathlon_client.script import Step
 from decathlon_client.values import Task as DescribedTask
+from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
-from decathlon_mcp.errors import BadRequestError, DecathlonError, SuiteError
+from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.plugins.audit import policies
-from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading, is_source
+from decathlon_mcp.plugins.audit.abilities import Abilities, is_source
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
-from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, KeptResults, read_stored
-from decathlon_mcp.plugins.audit.cost import COSTS, Cost, CostMeter, Measured
+from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, KeptResults, cost_of, read_stored
 from decathlon_mcp.plugins.audit.policies import Target
 from decathlon_mcp.plugins.audit.report import (
     DEFAULT_POLICIES,
     INTERRUPTED,
     OF_THE_SERVER,
     PAYS_ALREADY,
+    Cost,
     Finding,
     Policy,
     Report,
@@ -47,14 +48,13 @@ from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.starter import oracle, oracle_ids, suite_path
-from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
 MAX_OMISSIONS = 30
 """Steps of a solution that are left out one by one."""
 TOLERANCE = 1e-9
+COSTS = TypeAdapter(dict[str, Cost])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +76,20 @@ async def audit(settings: Settings, options: AuditOptions, report: Report) -> in
     """
     raise_descriptor_limit()
     settings = settings.model_copy(update={"keep": "workspace"})
-    d = connect(settings, None)
+    tasks: list[_TaskAudit] = []
     async with shutdown_on_signal() as watcher:
-        whole = _Audit(settings, options, report, d)
         try:
             with redirect_logs(settings):
-                async with d:
-                    await whole.run()
+                async with connect(settings, None) as d:
+                    await _begin(d, settings.state, options, report, tasks)
+                    async with anyio.create_task_group() as group:
+                        places = anyio.CapacityLimiter(options.jobs)
+                        for each in tasks:
+                            group.start_soon(each.finish_in, places)
+                    await _attack(tasks, report)
         except ClientError as error:
             raise DecathlonError(error.message) from error
-    report.tasks = [each.reported() for each in whole.tasks if each.is_finished]
+    report.tasks = [each.reported() for each in tasks if each.is_finished]
     status = report.finish()
     return status if watcher.status is None else watcher.status
 
@@ -108,71 +112,56 @@ def launch_time_of(catalogue: Catalogue, name: str, now: datetime) -> str:
         return catalogue.launch_time(suite, task).isoformat()
 
 
-@dataclass(slots=True)
-class _Audit:
-    settings: Settings
-    options: AuditOptions
-    report: Report
-    d: Decathlon
-    tasks: list[_TaskAudit] = field(default_factory=list["_TaskAudit"])
+async def _begin(
+    d: Decathlon, state: Path, options: AuditOptions, report: Report, tasks: list[_TaskAudit]
+) -> None:
+    """Fill `tasks`, and play the first attempts at each."""
+    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(endpoint, EmbeddedEndpoint)
+    registry = endpoint.registry
+    catalogue = registry.catalogue
+    run = options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
+    stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)
+    names = [*dict.fromkeys(options.tasks)]
+    if not names:
+        names = runnable_tasks(catalogue, TaskFilter.model_validate({"split": options.split}))
+    now = datetime.now(UTC).replace(microsecond=0)
+    launch_times = {name: launch_time_of(catalogue, name, now) for name in names} | launch_times
+    places = anyio.CapacityLimiter(options.jobs)
+    attempts = Attempts(d, state, run, launch_times, stored, places, report.advance)
+    report.begin(run, options.policies, len(names), len(stored))
+    regrader, folder = Regrader(registry), state / "audit"
+    again = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}-again.json", GRADED_AGAIN)
+    costs = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}.json", COSTS)
+    tasks += [
+        _TaskAudit(name, *catalogue.find(name), options, attempts, regrader, again, costs, report)
+        for name in names
+    ]
+    listed = {task.id: task for task in await d.tasks()}
+    for each in tasks:
+        # One at a time, so that what the machine did meanwhile is this task's.
+        await each.begin(d, listed[each.name])
+        report.done += 1
 
-    async def run(self) -> None:
-        endpoint = self.d._server  # pyright: ignore[reportPrivateUsage]
-        assert isinstance(endpoint, EmbeddedEndpoint)
-        registry = endpoint.registry
-        catalogue, state = registry.catalogue, self.settings.state
-        run = self.options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
-        stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)
-        names = [*dict.fromkeys(self.options.tasks)]
-        if not names:
-            names = runnable_tasks(catalogue, TaskFilter.model_validate({"split": self.options.split}))
-        now = datetime.now(UTC).replace(microsecond=0)
-        attempts = Attempts(
-            self.d,
-            state,
-            run,
-            {name: launch_time_of(catalogue, name, now) for name in names} | launch_times,
-            stored,
-            anyio.CapacityLimiter(self.options.jobs),
-            self.report.advance,
-        )
-        self.report.begin(run, self.options.policies, len(names), len(stored))
-        regrader, folder = Regrader(registry), state / "audit"
-        again = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}-again.json", GRADED_AGAIN)
-        self.tasks = [
-            _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, again, self.report)
-            for name in names
-        ]
-        meter = CostMeter(await anyio.to_thread.run_sync(KeptResults, folder / f"{run}.json", COSTS))
-        listed = {task.id: task for task in await self.d.tasks()}
-        for each in self.tasks:
-            # One at a time, so that what the machine did meanwhile is this task's.
-            await each.begin(self.d, listed[each.name], meter)
-            self.report.done += 1
-        async with anyio.create_task_group() as group:
-            places = anyio.CapacityLimiter(self.options.jobs)
-            for each in self.tasks:
-                group.start_soon(each.finish_in, places)
-        await self._attack()
 
-    async def _attack(self) -> None:
-        """Carry out the attacks that need an attempt of their own: each at all tasks before the next.
+async def _attack(tasks: Sequence[_TaskAudit], report: Report) -> None:
+    """Carry out the attacks that need an attempt of their own: each at all tasks before the next.
 
-        So an audit that is interrupted has tried as much at each task.
-        """
-        async with anyio.create_task_group() as group:
-            for attack in attacks():
-                first: _TaskAudit | None = None
-                for each in self.tasks:
-                    if attack not in each.alone:
-                        continue
-                    if attack.server and first is not None and not each.task.in_place:
-                        each.alone.remove(attack)
-                        each.elsewhere.append((attack, first))
-                        continue
-                    first = first or each
-                    self.report.steps += 1
-                    group.start_soon(each.forge_alone, attack)
+    So an audit that is interrupted has tried as much at each task.
+    """
+    async with anyio.create_task_group() as group:
+        for attack in attacks():
+            first: _TaskAudit | None = None
+            for each in tasks:
+                if attack not in each.alone:
+                    continue
+                if attack.server and first is not None and not each.task.in_place:
+                    each.alone.remove(attack)
+                    each.elsewhere.append((attack, first))
+                    continue
+                first = first or each
+                report.steps += 1
+                group.start_soon(each.forge_alone, attack)
 
 
 @dataclass(slots=True)
@@ -187,6 +176,8 @@ class _TaskAudit:
     regrader: Regrader
     graded_again: KeptResults[Unsteady | None]
     """What was found when attempts were graded again, by their episodes."""
+    costs: KeptResults[Cost]
+    """Of the tasks, measured also by earlier audits."""
     report: Report
     findings: list[Finding] = field(default_factory=list[Finding])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
@@ -206,40 +197,34 @@ class _TaskAudit:
     is_finished: bool = False
     """Whether all was tried but the attacks in `alone`."""
 
-    async def begin(self, d: Decathlon, listed: DescribedTask, meter: CostMeter) -> None:
+    async def begin(self, d: Decathlon, listed: DescribedTask) -> None:
         """Play the empty attempt and the one that reads, whose costs are measured."""
         if not listed.runnable:
             self.unplayable = "; ".join(listed.missing) or "it cannot run here"
             return
-        with meter.measuring() as measured:
-            self.empty = await self.attempts.play(self.name, "null", policies.null, measured.opened)
-            self.rewards["null"] = None if self.empty.verdict is None else self.empty.reward
+        self.empty = await self._play("null", policies.null)
         if self.empty.verdict is None:
             self.unplayable = self.empty.failure
             return
-        self.cost = await anyio.to_thread.run_sync(meter.cost_of, self.name, measured, self.empty.verdict)
         try:
             tools = tuple(await d.tools(listed))
             prompt = listed.prompt or ""
             answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, prompt)
             self.target = Target(self.name, self.suite, self.task, prompt, tools, answers)
-            await self._read(self.target, meter)
+            # It says what the tools can do.
+            self.looked = await self._play("reads", policies.reads(self.target))
+            replies = await self.attempts.replies(self.looked)
+            self.abilities = policies.abilities_in(self.target, replies)
+            self.cost = await anyio.to_thread.run_sync(self._cost, self.empty, self.looked, len(replies))
         except (ClientError, DecathlonError) as error:
             self.unplayable = error.message
 
-    async def _read(self, target: Target, meter: CostMeter) -> None:
-        """Play the attempt that reads, and find out what the tools can do."""
-        calls = Measured.now()
-
-        async def play(episode: Episode) -> None:
-            nonlocal calls
-            with meter.measuring() as calls:
-                await policies.reads(target)(episode)
-
-        self.looked = await self._play("reads", play)
-        replies = await self.attempts.replies(self.looked)
-        self.abilities = policies.abilities_in(target, replies)
-        self.cost = await anyio.to_thread.run_sync(meter.cost_with_calls, self.name, calls, len(replies))
+    def _cost(self, empty: Attempt, looked: Attempt, calls: int) -> Cost | None:
+        """What the first attempts took, as far as they were played now, or in an earlier audit. Blocks."""
+        cost = cost_of(empty, looked, calls, self.costs.known.get(self.name))
+        if cost is not None:
+            self.costs.keep(self.name, cost)
+        return cost
 
     async def finish_in(self, places: anyio.CapacityLimiter) -> None:
         async with places:
@@ -410,7 +395,7 @@ class _TaskAudit:
 
     async def _oracle(self, target: Target, abilities: Abilities) -> Attempt | None:
         """Play a solution, and without each of its steps; the attempt that came closest."""
-        steps = await anyio.to_thread.run_sync(find_oracle, target)
+        steps = await anyio.to_thread.run_sync(policies.find_oracle, target)
         if steps is None:
             laid = policies.truth_laid(target, abilities)
             if laid is None:
@@ -434,14 +419,7 @@ class _TaskAudit:
 
     async def _omissions(self, target: Target, steps: Sequence[Step], whole: Attempt) -> None:
         """At least one step that changes something must be needed."""
-        reading = {tool.name for tool in target.tools if is_reading(tool)}
-        left_out: list[tuple[str, list[Step]]] = []
-        for number, step in enumerate(steps):
-            if step.tool == CLAIM:
-                if step.arguments.get("answer"):
-                    left_out.append(("the answer", [*steps[:number], replace(step, arguments={})]))
-            elif step.tool not in reading:
-                left_out.append((f"step {number + 1}, {step.tool}", [*steps[:number], *steps[number + 1 :]]))
+        left_out = policies.omissions(target, steps)
         if len(left_out) > MAX_OMISSIONS:
             self.notes.append(
                 f"of {len(left_out)} steps that change something, {MAX_OMISSIONS} were left out"
@@ -489,21 +467,3 @@ class _TaskAudit:
             )
         elif best.reward > self.empty.reward + TOLERANCE:
             self.notes.append(f"a search of {self.options.search} attempts earned {best.reward:g}")
-
-
-def find_oracle(target: Target) -> list[Step] | None:
-    """The script that solves a task: bundled, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
-
-    Raises SuiteError for an unreadable script.
-    """
-    suite, task = target.suite, target.task.id
-    if suite.path == suite_path():
-        return oracle(task) if task in oracle_ids() else None
-    for folder in (suite.path, suite.path.parent):
-        file = folder / "oracles" / f"{task}.jsonl"
-        if file.is_file():
-            try:
-                return read_steps(read_text(file))
-            except ValueError as error:
-                raise SuiteError(f"{file}: {error}") from None
-    return None

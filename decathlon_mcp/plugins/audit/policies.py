@@ -11,9 +11,10 @@ from shlex import quote
 from typing import TypeAlias
 
 from decathlon_client import Episode
-from decathlon_client.script import Step, workspace_in
+from decathlon_client.script import Step, read_steps, workspace_in
 from decathlon_client.values import CLAIM, JsonObject, Reply, Tool
 
+from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.plugins.audit.abilities import (
     CALL_SECONDS,
     Abilities,
@@ -28,6 +29,8 @@ from decathlon_mcp.plugins.audit.abilities import (
 )
 from decathlon_mcp.plugins.audit.answers import Answers, search_command
 from decathlon_mcp.plugins.audit.attacks import Attack, shell_command
+from decathlon_mcp.starter import oracle, oracle_ids, suite_path
+from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -261,6 +264,37 @@ def played(steps: Sequence[Step]) -> Play:
                 await _call(episode, step.tool, arguments)
 
     return play
+
+
+def omissions(target: Target, steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
+    """A script without each of its steps that changes something, and the name of this step."""
+    reading = {tool.name for tool in target.tools if is_reading(tool)}
+    found: list[tuple[str, list[Step]]] = []
+    for number, step in enumerate(steps):
+        if step.tool == CLAIM:
+            if step.arguments.get("answer"):
+                found.append(("the answer", [*steps[:number], replace(step, arguments={})]))
+        elif step.tool not in reading:
+            found.append((f"step {number + 1}, {step.tool}", [*steps[:number], *steps[number + 1 :]]))
+    return found
+
+
+def find_oracle(target: Target) -> list[Step] | None:
+    """The script that solves a task: bundled, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
+
+    Raises SuiteError for an unreadable script.
+    """
+    suite, task = target.suite, target.task.id
+    if suite.path == suite_path():
+        return oracle(task) if task in oracle_ids() else None
+    for folder in (suite.path, suite.path.parent):
+        file = folder / "oracles" / f"{task}.jsonl"
+        if file.is_file():
+            try:
+                return read_steps(read_text(file))
+            except ValueError as error:
+                raise SuiteError(f"{file}: {error}") from None
+    return None
 
 
 async def _call(episode: Episode, tool: str, arguments: JsonObject) -> Reply:

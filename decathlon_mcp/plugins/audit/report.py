@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -16,7 +16,6 @@ from decathlon_client.values import JsonObject
 
 from decathlon_mcp.cli.output import print_table, printed, this_command
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.plugins.audit.cost import Cost
 
 Policy: TypeAlias = Literal["idle", "random", "vandal", "forgers", "oracle", "steadiness", "leaks", "search"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -50,6 +49,27 @@ class Finding:
     kind: str
     what: str
     episode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one attempt without a call took. Processor time and memory are the whole machine's.
+
+    `set_up_*`: until the tools were there. `grading_*`: with the removal of its sandboxes. `memory_mib`: of
+    the open sandbox, with the task's servers that start at set-up. `call_*`: the mean of the calls of the
+    attempt that reads, with the start of servers that start at the first call.
+    """
+
+    set_up_seconds: float
+    set_up_cpu_seconds: float
+    grading_seconds: float
+    grading_cpu_seconds: float
+    memory_mib: float
+    call_seconds: float | None = None
+    call_cpu_seconds: float | None = None
+
+    def to_json(self) -> JsonObject:
+        return {name: value and round(value, 3) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
