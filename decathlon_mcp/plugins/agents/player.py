@@ -291,8 +291,14 @@ class Endpoint:
                     raise ModelFailedError(f"the model at {self.place} cannot be reached: {why}") from error
             else:
                 if status == 200:
-                    return self._parse(answer)
-                text = self._without_key(" ".join(answer.decode("utf-8", "replace").split()))
+                    with suppress(ValueError, RecursionError):
+                        if (completion := as_object(json.loads(answer))) is not None:
+                            return completion
+                    raise ModelFailedError(
+                        f"the model at {self.place} answered with something other than JSON"
+                    )
+                text = " ".join(answer.decode("utf-8", "replace").split())
+                text = text.replace(self.key, "[key]") if self.key else text
                 failure = f"the model at {self.place} answered {status}: {text[:_MESSAGE_CHARACTERS]}"
                 if status in TOO_LONG:
                     raise RequestRefusedError(failure)
@@ -323,18 +329,6 @@ class Endpoint:
                         f"the model at {self.place} answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
                     )
             return response.status_code, response.headers, bytes(answer)
-
-    def _parse(self, answer: bytes) -> JsonObject:
-        try:
-            completion = as_object(json.loads(answer))
-        except (ValueError, RecursionError):
-            completion = None
-        if completion is None:
-            raise ModelFailedError(f"the model at {self.place} answered with something other than JSON")
-        return completion
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self.key, "[key]") if self.key else text
 
 
 @asynccontextmanager
