@@ -34,7 +34,6 @@ from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Follow
 from decathlon_mcp.episodes.registry import RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SettingsError
-from decathlon_mcp.plugins.preload import PreloadSettings
 from decathlon_mcp.plugins.preload.libraries import (
     KeptLibraries,
     Libraries,
@@ -44,6 +43,7 @@ from decathlon_mcp.plugins.preload.libraries import (
 )
 from decathlon_mcp.plugins.preload.preloader import Preloader, PreloaderError
 from decathlon_mcp.plugins.preload.programs import NotPythonError, Program, program_of
+from decathlon_mcp.plugins.settings import PreloadSettings
 from decathlon_mcp.sandboxes.host.mounts import RootFiles
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
