@@ -143,9 +143,7 @@ def test_names_in_an_attack_cannot_leave_their_quotes() -> None:
 
 def test_a_task_whose_attacks_were_interrupted_is_sound_so_far(capsys: pytest.CaptureFixture[str]) -> None:
     tasks = [
-        TaskReport(
-            task=name, findings=(), skipped=skipped, notes=(), rewards={"null": 0.0, "reads": 0.0}, cost=None
-        )
+        TaskReport(task=name, skipped=skipped, rewards={"null": 0.0, "reads": 0.0})
         for name, skipped in (("a", {}), ("b", {"forger too-deep": INTERRUPTED}))
     ]
     assert Report("", "", None, tasks).finish() == 0

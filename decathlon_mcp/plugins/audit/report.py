@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,18 +72,18 @@ class Cost:
         return {name: value and round(value, 3) for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TaskReport:
-    """The result of auditing one task."""
+    """The result of auditing one task, as far as it is known."""
 
     task: str
-    findings: tuple[Finding, ...]
-    skipped: Mapping[str, str]
+    findings: list[Finding] = field(default_factory=list[Finding])
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
     """What could not be checked, with the reason."""
-    notes: tuple[str, ...]
-    rewards: Mapping[str, float | None]
+    notes: list[str] = field(default_factory=list[str])
+    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
     """Of each policy; None for an attempt without a verdict."""
-    cost: Cost | None
+    cost: Cost | None = None
     unplayable: str = ""
     """Why the task could not be played at all."""
 
@@ -104,9 +104,9 @@ class TaskReport:
                 {"kind": one.kind, "what": one.what, "episode": one.episode, "command": command(one)}
                 for one in self.findings
             ],
-            "not_checked": dict(self.skipped),
-            "notes": list(self.notes),
-            "rewards": dict(self.rewards),
+            "not_checked": self.skipped,
+            "notes": self.notes,
+            "rewards": self.rewards,
             "cost": None if self.cost is None else self.cost.to_json(),
             "unplayable": self.unplayable,
         }
