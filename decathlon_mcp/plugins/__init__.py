@@ -173,7 +173,7 @@ PLUGINS = (
     # Python servers that start as forks of processes which have imported their libraries (`--preload`).
     Plugin(
         name="preload",
-        settings="decathlon_mcp.plugins.preload:PreloadSettings",
+        settings="decathlon_mcp.plugins.settings:PreloadSettings",
         episodes=("decathlon_mcp.plugins.preload.preloads:create",),
     ),
     # Sandboxes on the machines of Prime Intellect.

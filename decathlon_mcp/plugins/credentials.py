@@ -10,7 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -115,7 +115,19 @@ def verify(
     state
         The server's state folder, which holds the key. [the default one]
     """
-    return verify_files((file, *files), key, state)
+    # Each must be signed with one of the keys, be the only one of its episode, and be in the folder of its
+    # episode if it is in an episode's folder. An episode's own verdict and each regrading's count apart.
+    public_keys = [_read_key(source) for source in key] or [_local_key(state or default_state())]
+    places: dict[str, str] = {}
+    results = [
+        _check(file, where, verdict, public_keys, places)
+        for file in (file, *files)
+        for where, verdict in _read_verdicts(file)
+    ]
+    bad = results.count(False)
+    if bad:
+        report(f"{bad} of {len(results)} do not verify")
+    return 1 if bad else 0
 
 
 class BadSignatureError(Exception):
@@ -161,25 +173,6 @@ def check(key: PublicKey, verdict: JsonObject) -> None:
         raise BadSignatureError(
             "its signature does not match: the verdict was changed, or the signature is forged"
         ) from None
-
-
-def verify_files(files: Sequence[Path], keys: Sequence[str], state: Path | None) -> int:
-    """Print a line per verdict; return 0 if there is one and none has a problem.
-
-    Each must be signed with one of the keys, be the only one of its episode, and be in the folder of its
-    episode if it is in an episode's folder. An episode's own verdict and each regrading's count apart.
-    """
-    public_keys = [_read_key(source) for source in keys] or [_local_key(state or default_state())]
-    places: dict[str, str] = {}
-    results = [
-        _check(file, where, verdict, public_keys, places)
-        for file in files
-        for where, verdict in _read_verdicts(file)
-    ]
-    bad = results.count(False)
-    if bad:
-        report(f"{bad} of {len(results)} do not verify")
-    return 1 if bad else 0
 
 
 def _check(

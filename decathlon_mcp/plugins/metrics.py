@@ -66,29 +66,18 @@ PHASE_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 def create(settings: Settings, catalogue: Catalogue) -> Metrics:
     """The metrics of a server with these suites."""
-    return Metrics(
-        by_task=settings.of(MetricSettings).metrics_tasks,
-        suites=[suite.name for suite in catalogue.suites],
-        endings=[ending.name.lower() for ending in Ending],
-        statuses=get_args(Status),
-    )
+    suites = [suite.name for suite in catalogue.suites]
+    return Metrics(by_task=settings.of(MetricSettings).metrics_tasks, suites=suites)
 
 
 class Metrics:
     """The metrics of one server, an `events.Listener`.
 
-    `by_task`: episodes and verdicts are counted by task, not only by suite. `suites`, `endings`, `statuses`:
-    values of labels whose counters begin at 0, unless they are counted by task.
+    `by_task`: episodes and verdicts are counted by task, not only by suite. `suites`: their counters begin at
+    0, unless they are counted by task.
     """
 
-    def __init__(
-        self,
-        *,
-        by_task: bool = False,
-        suites: Collection[str] = (),
-        endings: Collection[str] = (),
-        statuses: Collection[str] = (),
-    ) -> None:
+    def __init__(self, *, by_task: bool = False, suites: Collection[str] = ()) -> None:
         self.by_task = by_task
         self.registry = registry = CollectorRegistry()
         counter = partial(Counter, registry=registry)
@@ -135,11 +124,10 @@ class Metrics:
         self.driver_seconds = call_seconds.labels("driver")
         self._response_seconds = call_seconds.labels("response")
         # HTTP.
-        responses = counter(
+        self._responses = counter(
             "decathlon_http_responses", "HTTP responses that are over, by status.", ("status",)
         )
-        self._responses = responses
-        responses.labels(200)
+        self._responses.labels(200)
         self._request_bytes = counter("decathlon_http_request_bytes", "Bytes of the bodies of MCP requests.")
         self._response_bytes = counter(
             "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses."
@@ -160,9 +148,9 @@ class Metrics:
                 family.labels(value)
         for suite in () if by_task else suites:
             self.started.labels(suite)
-            for ending in endings:
-                self.ended.labels(suite, ending)
-            for status in statuses:
+            for ending in Ending:
+                self.ended.labels(suite, ending.name.lower())
+            for status in get_args(Status):
                 self.verdicts.labels(suite, status)
 
     @property

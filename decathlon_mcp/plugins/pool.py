@@ -90,12 +90,6 @@ class PooledSandbox:
         self._opening = CancelScope()
         self._released = anyio.Event()
 
-    @property
-    def opened(self) -> Opened:
-        """The sandbox and its driver, once it has been opened."""
-        assert self._opened is not None
-        return self._opened
-
     async def run(self, ready: Callable[[], None]) -> None:
         """Open it, and remove it once it is released, or its connection ends before it is taken.
 
@@ -112,13 +106,14 @@ class PooledSandbox:
                     ready()
                 await self._released.wait()
 
-    async def answers(self) -> bool:
-        """Whether the driver answers in time."""
-        _, driver = self.opened
+    async def answering(self) -> Opened | None:
+        """The sandbox and its driver, which has been opened; None if the driver does not answer in time."""
+        assert self._opened is not None
+        _, driver = self._opened
         with anyio.move_on_after(CHECK_SECONDS), suppress(DecathlonError):
             await driver.ping()
-            return not driver.closed.is_set()
-        return False
+            return None if driver.closed.is_set() else self._opened
+        return None
 
     def end(self) -> None:
         """Remove it in the background."""
@@ -210,10 +205,24 @@ class SandboxPool(SandboxSource):
         It has another name. `open_new` opens more of this kind. `image`: the digest that the image of `spec`
         must have, if not its present digest.
         """
-        if self.is_open and (kind := await self._need(provider, spec, open_new)) is not None:
-            pooled = await self._take(kind, image or kind.spec.image)
-            return None if pooled is None else (pooled.opened, pooled.remove)
-        return None
+        kind = await self._need(provider, spec, open_new) if self.is_open else None
+        if kind is None:
+            return None
+        # The sandbox that has been open for the longest time, if its driver answers.
+        image = image or kind.spec.image
+        idle = (one for one in self._in(_State.IDLE) if one.kind is kind and one.spec.image == image)
+        if (pooled := next(idle, None)) is None:
+            return None
+        pooled.state, opened = _State.TAKEN, None
+        try:
+            opened = await pooled.answering()
+        finally:
+            if opened is None:
+                pooled.end()
+        if opened is None:
+            log.warning("a sandbox opened ahead does not answer", extra=fields(name=pooled.spec.name))
+            return None
+        return opened, pooled.remove
 
     async def _need(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> _Kind | None:
         """The kind of this specification, whose sandboxes are opened ahead from now on.
@@ -232,22 +241,6 @@ class SandboxPool(SandboxSource):
         kind.spec, kind.open_new = replace(spec, image=digest), open_new
         self._wake()
         return kind
-
-    async def _take(self, kind: _Kind, image: str | None) -> PooledSandbox | None:
-        """Take the sandbox that has been open for the longest time, if its driver answers."""
-        idle = (one for one in self._in(_State.IDLE) if one.kind is kind and one.spec.image == image)
-        if (pooled := next(idle, None)) is None:
-            return None
-        pooled.state = _State.TAKEN
-        answers = False
-        try:
-            answers = await pooled.answers()
-        finally:
-            if not answers:
-                pooled.end()
-        if not answers:
-            log.warning("a sandbox opened ahead does not answer", extra=fields(name=pooled.spec.name))
-        return pooled if answers else None
 
     def give_way(self) -> None:
         """Bring episodes and pool together to the limit, by removing sandboxes of the pool."""

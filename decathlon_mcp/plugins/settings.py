@@ -57,6 +57,19 @@ class PoolSettings(PluginSettings):
     )
 
 
+class PreloadSettings(PluginSettings):
+    """Whether servers start as forks."""
+
+    section: ClassVar[str] = "Limits"
+
+    preload: bool = Field(
+        False,
+        description="Start the tasks' Python servers as forks of processes that have imported their "
+        "libraries, one for each server. For sandboxes in namespaces with this machine's files; a server "
+        "that would not be the same as a fork starts by itself.",
+    )
+
+
 class SpanSettings(PluginSettings):
     """Whether spans are exported."""
 

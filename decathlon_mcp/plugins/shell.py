@@ -268,7 +268,7 @@ def _has_token() -> bool:
 
 
 async def _call_tool(url: str | None, handle: str, tool: str, arguments: str) -> int:
-    params = {"name": tool, "arguments": _parse_object(_read_argument(arguments))}
+    params = {"name": tool, "arguments": _arguments(arguments)}
     return await _step(
         url, handle, "call_tool", params, lambda reply: (reply.raw, TOOL_FAILED if reply.is_error else 0)
     )
@@ -343,26 +343,20 @@ def _resolve_handle(url: str | None, handle: str) -> tuple[str | None, str]:
     return root, path.partition("/")[0]
 
 
-def _read_argument(value: str) -> str:
-    """Return the text itself, the content of `@FILE`, or stdin for `-`."""
-    if value == "-":
-        return sys.stdin.read()
-    if not value.startswith("@"):
-        return value
+def _arguments(value: str) -> dict[str, Any]:
+    """The object in this JSON text, in the content of `@FILE`, or in stdin for `-`."""
     try:
-        return Path(value[1:]).read_text("utf-8")
+        text = sys.stdin.read() if value == "-" else value
+        if value.startswith("@"):
+            text = Path(value[1:]).read_text("utf-8")
+        arguments = as_object(json.loads(text))
     except OSError as error:
         raise _StepError(f"{value[1:]}: {error.strerror}", USAGE_ERROR) from None
-
-
-def _parse_object(text: str) -> dict[str, Any]:
-    try:
-        value = as_object(json.loads(text))
     except ValueError as error:
         raise _StepError(f"the arguments are not JSON: {error}", USAGE_ERROR) from None
-    if value is None:
+    if arguments is None:
         raise _StepError("the arguments must be a JSON object, such as '{}'", USAGE_ERROR)
-    return value
+    return arguments
 
 
 def _print(value: Mapping[str, Any], status: int = 0) -> int:

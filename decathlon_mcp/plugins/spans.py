@@ -46,11 +46,33 @@ PROTOCOL = "http/protobuf"
 SERVICE = "decathlon-mcp"
 
 
-class RequestSpans:
-    """Makes the spans of requests, and of the calls in sandboxes that they lead to."""
+class ExportedSpans:
+    """Makes spans with `tracer`: of requests, of the calls in sandboxes that they lead to, and of episodes.
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+    `end` sends what is left to send, and blocks.
+    """
+
+    def __init__(self, tracer: Tracer, end: Callable[[], object]) -> None:
+        self.tracer = tracer
+        self._end = end
+
+    def on_event(self, event: Event) -> None:
+        """Events of the server have no span; each request has one."""
+
+    def episode(self, suite: str, task: str, public_id: str) -> Emit:
+        """What makes the spans of an episode."""
+        names = {"episode": public_id, "suite": suite, "task": task}
+        return EpisodeSpans(self.tracer, {f"decathlon.{key}": name for key, name in names.items()}).on_event
+
+    async def end(self) -> bool:
+        """Send what has not been sent yet, for FLUSH_SECONDS at most; whether that was enough."""
+        # The process does not wait for a daemon's end, as it would for one of anyio's threads.
+        thread = Thread(target=self._end, name="last spans", daemon=True)
+        thread.start()
+        with anyio.move_on_after(FLUSH_SECONDS, shield=True):
+            while thread.is_alive():  # noqa: ASYNC110  (a thread has no event)
+                await anyio.sleep(POLL_SECONDS)
+        return not thread.is_alive()
 
     async def serve(self, serve: Callable[[Request], Awaitable[Result]], request: Request) -> Result:
         """What `serve` returns for a request, in a span that a call passes on to the sandbox."""
@@ -83,8 +105,8 @@ class RequestSpans:
         parent = _trace_context(request.meta.get)
         headers = request.context.headers
         ambient = _trace_context(lambda key: headers.text(key.encode()))
-        links = [] if parent is None or ambient is None else [_link_to(ambient)]
-        with self._tracer.start_as_current_span(
+        links = [Link(get_current_span(ambient).get_span_context())] if parent and ambient else []
+        with self.tracer.start_as_current_span(
             f"{method} {tool}" if tool else method,
             context=parent or ambient,
             kind=SpanKind.SERVER,
@@ -120,7 +142,7 @@ class RequestSpans:
         seconds = time.perf_counter() - call.sent_at
         now = time.time_ns()
         tool = call.route.tool[:MAX_NAME_CHARACTERS]
-        span = self._tracer.start_span(
+        span = self.tracer.start_span(
             f"execute_tool {tool}",
             start_time=now - int(seconds * 1e9),
             attributes={
@@ -170,37 +192,6 @@ def _trace_context(get: Callable[[str], object]) -> TraceContext | None:
         return None
     context = _propagator.extract(carrier, TraceContext())
     return context if get_current_span(context).get_span_context().is_valid else None
-
-
-def _link_to(context: TraceContext) -> Link:
-    return Link(get_current_span(context).get_span_context())
-
-
-class ExportedSpans:
-    """Makes spans with `tracer`. `end` sends what is left to send, and blocks."""
-
-    def __init__(self, tracer: Tracer, end: Callable[[], object]) -> None:
-        self.tracer = tracer
-        self.serve = RequestSpans(tracer).serve
-        self._end = end
-
-    def on_event(self, event: Event) -> None:
-        """Events of the server have no span; each request has one."""
-
-    def episode(self, suite: str, task: str, public_id: str) -> Emit:
-        """What makes the spans of an episode."""
-        names = {"episode": public_id, "suite": suite, "task": task}
-        return EpisodeSpans(self.tracer, {f"decathlon.{key}": name for key, name in names.items()}).on_event
-
-    async def end(self) -> bool:
-        """Send what has not been sent yet, for FLUSH_SECONDS at most; whether that was enough."""
-        # The process does not wait for a daemon's end, as it would for one of anyio's threads.
-        thread = Thread(target=self._end, name="last spans", daemon=True)
-        thread.start()
-        with anyio.move_on_after(FLUSH_SECONDS, shield=True):
-            while thread.is_alive():  # noqa: ASYNC110  (a thread has no event)
-                await anyio.sleep(POLL_SECONDS)
-        return not thread.is_alive()
 
 
 class EpisodeSpans:

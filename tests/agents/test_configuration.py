@@ -20,7 +20,6 @@ from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
 from decathlon_mcp.plugins.agents.programs import (
     MAX_ARGUMENT_BYTES,
     PRESETS,
-    Folders,
     choose_variables,
     configure,
     find_program,
@@ -36,7 +35,7 @@ from decathlon_mcp.plugins.agents.reach import (
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 
 ADDRESS = "http://127.0.0.1:8765/mcp"
-FOLDERS = Folders(PurePosixPath("/agent"))
+FOLDERS = PurePosixPath("/agent")
 PROGRAM = Path(__file__).with_name("scripted_agent.py")
 
 
@@ -215,7 +214,7 @@ async def test_names_and_addresses_of_others_lead_to_this_process() -> None:
     with launcher.location() as location:
         made = configure(
             program.command,
-            location.folders,
+            location.root,
             address=location.address,
             prompt="",
             tool_seconds=1,

@@ -159,6 +159,7 @@ def test_a_task_with_a_recorded_web_is_audited_with_web(tmp_path: Path) -> None:
     words = ("find-paper", "free", "--policies", "idle", "--suite", str(ARXIV / "suite"))
     _, document, printed = audit(tmp_path, *words, *web)
     attempts, recorded = read_stored(tmp_path, document["run"])
+    assert {("find-paper", "null"), ("find-paper", "reads")} <= attempts.keys(), (printed, document)
     verdicts = [attempts["find-paper", policy].verdict for policy in ("null", "reads")]
     assert [verdict.raw["web"]["mode"] for verdict in verdicts if verdict] == ["record", "record"], printed
     (free,) = [task for task in document["tasks"] if task["task"] == "free"]

@@ -296,7 +296,7 @@ async def test_a_branch_at_a_saved_state_is_a_copy_of_it(tmp_path: Path) -> None
     async with saving(tmp_path) as (registry, source, counters):
         assert await call(source, "all") == "total 1"
         await call(source, "write", text="first")
-        assert (await branches_of(registry).save(source)).at == 2
+        assert (await branches_of(registry).snapshots(source).take()).at == 2
         await call(source, "write", text="second")
         copies = [await branch(registry, source.id, 2) for _ in range(2)]
         for number, made in enumerate(copies):
@@ -326,7 +326,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
     async with saving(tmp_path, snapshots=2) as (registry, source, _):
         for number in range(7):
             await call(source, "write", text=str(number))
-        await branches_of(registry).settled(source)
+        await branches_of(registry).snapshots(source).settled()
         folder = registry.folder(source.id) / "snapshots"
         # The newest two are kept.
         assert sorted(path.name for path in folder.glob("*.json")) == ["4.json", "6.json"]
@@ -339,7 +339,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
 async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> None:
     async with saving(tmp_path) as (registry, source, _):
         await call(source, "write", text="first")
-        state = await branches_of(registry).save(source)
+        state = await branches_of(registry).snapshots(source).take()
         (state.folder / "saved").write_text("damaged")
         made = await branch(registry, source.id, 1)
         await made.ready()
@@ -348,7 +348,7 @@ async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> 
         assert not state.folder.exists()
         await source.claim_done(None)
         with pytest.raises(BadRequestError, match="not open"):
-            await branches_of(registry).save(source)
+            await branches_of(registry).snapshots(source).take()
 
 
 async def test_a_call_that_the_claim_ended_is_refused_and_one_before_it_is_not(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ async def test_a_state_is_not_saved_while_a_call_runs_on(
         while not episode.calls.sent:
             await anyio.lowlevel.checkpoint()
         with pytest.raises(SnapshotError, match="a call has run for more than"):
-            await branches_of(state.registry).save(episode)
+            await branches_of(state.registry).snapshots(episode).take()
         assert state.events == []
         # Nothing is held any more.
         with anyio.fail_after(10):
@@ -145,7 +145,7 @@ async def test_a_state_is_not_kept_of_an_attempt_that_was_closed_meanwhile(
         with anyio.fail_after(10):
             await call(episode)
             with pytest.raises(BadRequestError, match="closed while its state was saved"):
-                await branches_of(state.registry).save(episode)
+                await branches_of(state.registry).snapshots(episode).take()
             await over.wait()
             assert (await episode.evaluate()).reward == 1.0
         assert state.events == ["saved"]
@@ -161,7 +161,7 @@ async def test_what_is_outside_of_a_sandbox_is_not_saved_with_it(
             await started(state, snapshots=1)
         episode = await started(state)
         with pytest.raises(NotRunnableError, match="outside of its sandbox: the conflict group"):
-            await branches_of(state.registry).save(episode)
+            await branches_of(state.registry).snapshots(episode).take()
         assert state.events == []
 
 
@@ -171,7 +171,7 @@ async def test_a_state_of_another_kind_is_not_opened(
     async with saving(tmp_path, monkeypatch) as state:
         episode = await started(state)
         await call(episode)
-        saved = await branches_of(state.registry).save(episode)
+        saved = await branches_of(state.registry).snapshots(episode).take()
         record = saved.folder.with_suffix(".json")
         content = json.loads(record.read_text())
         record.write_text(json.dumps({**content, "wire_version": 99}))
@@ -193,9 +193,9 @@ async def test_a_state_whose_folder_cannot_be_made_is_not_kept(
     async with saving(tmp_path, monkeypatch) as state:
         episode = await started(state, snapshots=1)
         await call(episode)
-        await branches_of(state.registry).settled(episode)
+        await branches_of(state.registry).snapshots(episode).settled()
         with pytest.raises(SnapshotError, match="cannot be kept: No space left"):
-            await branches_of(state.registry).save(episode)
+            await branches_of(state.registry).snapshots(episode).take()
         assert await call(episode) == "echo"
 
 
@@ -210,11 +210,11 @@ async def test_sandboxes_that_could_fill_the_disk_are_saved_one_after_the_other_
         episodes = [await started(state) for _ in range(3)]
         state.meanwhile = anyio.wait_all_tasks_blocked
         for episode in episodes:
-            tasks.start_soon(branches_of(state.registry).save, episode)
+            tasks.start_soon(branches_of(state.registry).snapshots(episode).take)
         await until(lambda: len(state.events) == 3)
         state.provider.saved_bytes = 16
         with pytest.raises(LimitExceededError, match="no room above `--min-free-mib`"):
-            await branches_of(state.registry).save(await started(state))
+            await branches_of(state.registry).snapshots(await started(state)).take()
         assert len(state.events) == 3
 
 
@@ -223,7 +223,7 @@ async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.
     async with saving(tmp_path, monkeypatch, pool=2, max_sandboxes=3) as state:
         source = await started(state)
         await call(source)
-        await branches_of(state.registry).save(source)
+        await branches_of(state.registry).snapshots(source).take()
         await until(lambda: state.registry.source.idle == 2)
         with anyio.fail_after(10):
             made = await branched(state, source, 1)

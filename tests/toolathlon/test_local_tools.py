@@ -14,7 +14,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import DriverError, SetUpError
-from decathlon_mcp.plugins.toolathlon.suite import LocalTools
+from decathlon_mcp.plugins.toolathlon.suite import ToolathlonHooks
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject
@@ -52,10 +52,10 @@ async def test_local_tools_are_described_once_by_the_suites_code() -> None:
     suite = load_suite(LOCAL_TOOLS_SUITE)
     task = suite.tasks["play"]
     described = {need: [tool(f"{need}_tool")] for need in task.needs.local_tools}
-    local_tools = LocalTools(suite.profile)
+    local_tools = ToolathlonHooks(suite)
     async with describing(RunReply(channel=json.dumps(described))) as (driver, requests):
         for _ in range(2):
-            found = await local_tools.describe(task, driver, root=ROOT, timeout_seconds=5)
+            found = await local_tools.describe_local_tools(task, driver, root=ROOT, timeout_seconds=5)
             assert {need: list(tools) for need, tools in found.items()} == described
     assert len(requests) == 1
 
@@ -73,7 +73,7 @@ async def test_local_tools_that_cannot_be_described_fail_the_set_up(reply: RunRe
     suite = load_suite(LOCAL_TOOLS_SUITE)
     async with describing(reply) as (driver, _):
         with pytest.raises(SetUpError, match=rf"could not be described: .*{cause}"):
-            await LocalTools(suite.profile).describe(
+            await ToolathlonHooks(suite).describe_local_tools(
                 suite.tasks["play"], driver, root=ROOT, timeout_seconds=5
             )
 

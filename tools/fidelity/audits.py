@@ -162,9 +162,7 @@ def main() -> int:
         release.seconds = document["seconds"] if is_whole else None
         release.tasks |= new
     for name, reason in arguments.not_audited:
-        row = TaskReport(
-            task=name, findings=(), skipped={}, notes=(), rewards={}, cost=None, unplayable=reason
-        )
+        row = TaskReport(task=name, unplayable=reason)
         release.tasks[name] = audited(row.to_json(lambda _: ""), DEFAULT_POLICIES, revision)
     release.tasks = dict(sorted(release.tasks.items()))
     ordered = dict(sorted(audits.items(), reverse=True))

@@ -22,7 +22,7 @@ from decathlon_mcp.driver.replies import OVERLONG_FOLDER, CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.tools.offered import ToolDescriptions, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
-from decathlon_mcp.plugins.toolathlon.suite import LocalTools, local_server
+from decathlon_mcp.plugins.toolathlon.suite import ToolathlonHooks
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.tasks import Needs, Task
 from decathlon_mcp.types import JsonObject
@@ -141,10 +141,11 @@ async def local_tools(
             await driver.arrange({"make": str(sandbox.root / suite.profile.workspace)})
             any_task = next(iter(suite.tasks.values()))
             task = Task(id="any", suite=suite.name, folder=any_task.folder, needs=Needs(local_tools=NEEDS))
-            descriptions = await LocalTools(suite.profile).describe(
+            hooks = ToolathlonHooks(suite)
+            descriptions = await hooks.describe_local_tools(
                 task, driver, root=sandbox.root, timeout_seconds=60
             )
-            spec = local_server(suite.profile, descriptions, sandbox.root)
+            spec = hooks.local_server(descriptions, sandbox.root)
             await driver.define([spec])
             starts = ServerStarts(driver, start_seconds=60, optional=["local"])
             session = ToolSession(driver, starts)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import TypeAlias
@@ -28,13 +29,9 @@ from decathlon_mcp.http.listening import listen
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.agents.programs import (
     PRESETS,
-    VERSION_BYTES,
-    VERSION_SECONDS,
     Configuration,
-    Folders,
     Program,
     configure,
-    version_in,
 )
 from decathlon_mcp.plugins.agents.reach import Endpoint, hosts_file, without_proxies
 from decathlon_mcp.plugins.agents.serving import PATH
@@ -44,7 +41,6 @@ from decathlon_mcp.sandboxes.host.host_files import HostFiles, own_python
 from decathlon_mcp.sandboxes.host.namespaces import SET_UP_SECONDS
 from decathlon_mcp.sandboxes.host.network import open_namespaces
 from decathlon_mcp.sandboxes.host.processes import ProcessId
-from decathlon_mcp.types import JsonObject
 
 ROOT = PurePosixPath("/agent")
 """Folder in the namespaces with the program's home, its configuration and the folder that it starts in."""
@@ -54,25 +50,29 @@ LISTEN_SECONDS = 30.0
 """Limit on a program that takes 50 ms."""
 END_SECONDS = 5.0
 """How long the starter may take to kill what the program has started, before it is killed itself."""
-_PACKAGE = "decathlon_mcp.plugins.agents"
-_STARTER = ("-I", "-S", "-c")
 _STARTING = b"2"
 """What the starter sends before it starts the program, and alone if it could."""
 _OUTPUT_BYTES = 4096
+VERSION_SECONDS = 30.0
+"""How long a program may take to print its version; Node's take a second or two."""
+VERSION_BYTES = 4096
+"""How much of what it prints is read."""
+_VERSION = re.compile(rb"\d+(?:\.\d+){1,3}(?:-[0-9A-Za-z.]+)?")
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """Where a program is going to run. `address`: the episode's address there.
+    """Where a program is going to run."""
 
-    `path`: the address's path. `listener`: the socket at the address, if it is this process's own.
-    """
-
-    folders: Folders
+    root: PurePosixPath
+    """The folder with its home, its configuration and the folder that it starts in."""
     port: int
+    """The port of the episode's address there."""
     path: str
+    """The path of this address."""
     listener: socket.socket | None = None
+    """The socket at this address, if it is this process's own."""
 
     @property
     def address(self) -> str:
@@ -123,7 +123,7 @@ class NamespaceLauncher:
     def location(self) -> Generator[RunLocation]:
         taken = {endpoint.port for endpoint in self.endpoints if endpoint.inside == "127.0.0.1"}
         port = next(port for port in range(FIRST_PORT, FIRST_PORT + len(taken) + 1) if port not in taken)
-        yield RunLocation(Folders(ROOT), port, PATH)
+        yield RunLocation(ROOT, port, PATH)
 
     @asynccontextmanager
     async def start(
@@ -133,14 +133,8 @@ class NamespaceLauncher:
         path = os.pathsep.join(map(str, (*self._path, self._files.environment["PATH"])))
         environment = {**without_proxies(configuration.environment), "PATH": path}
         addresses = [("127.0.0.1", location.port), *((each.inside, each.port) for each in self.endpoints)]
-        order = _order(replace(configuration, environment=environment))
         with ExitStack() as stack, _channel() as (ours, theirs):
-            command = (
-                str(own_python()),
-                *_STARTER,
-                source("program_starter", _PACKAGE),
-                str(theirs.fileno()),
-            )
+            command = tuple(_starter_command(str(own_python()), theirs))
             # Its limits are for the size of its folders only.
             spec = SandboxSpec(f"agent-{secrets.token_hex(8)}", command, ROOT, limits=Limits())
             isolated = stack.enter_context(isolated_command(spec, self._files))
@@ -148,7 +142,7 @@ class NamespaceLauncher:
                 listeners = await _open_listeners(isolated.first_process, addresses, isolated.launcher)
                 for listener in listeners:
                     stack.enter_context(listener)
-                await _send(ours, order)
+                await _send(ours, replace(configuration, environment=environment))
                 yield RunningProgram(process, listeners, ours)
 
 
@@ -163,18 +157,10 @@ async def _open_listeners(
     ours, theirs = socket.socketpair()
     with ours, theirs, ExitStack() as stack:
         user, network = open_namespaces(first_process, stack)
-        places = [f"--user=/proc/self/fd/{user}", f"--net=/proc/self/fd/{network}"]
-        program = [sys.executable, *_STARTER, source("listeners", _PACKAGE), str(theirs.fileno())]
         # There it is root, and may open every port.
-        command = [
-            *launcher,
-            "nsenter",
-            "--preserve-credentials",
-            *places,
-            "--",
-            *program,
-            json.dumps(addresses),
-        ]
+        enter = ["nsenter", "--preserve-credentials", f"--user=/proc/self/fd/{user}"]
+        program = [f"--net=/proc/self/fd/{network}", "--", *_starter_command(sys.executable, theirs)]
+        command = [*launcher, *enter, *program, json.dumps(addresses)]
         try:
             with anyio.fail_after(LISTEN_SECONDS):
                 result = await anyio.run_process(
@@ -206,33 +192,25 @@ class TrustedLauncher:
         ):
             # Other users of this machine reach the port, but do not know the path.
             path = f"/{secrets.token_urlsafe(24)}{PATH}"
-            yield RunLocation(Folders(PurePosixPath(folder)), listener.getsockname()[1], path, listener)
+            yield RunLocation(PurePosixPath(folder), listener.getsockname()[1], path, listener)
 
     @asynccontextmanager
     async def start(
         self, location: RunLocation, configuration: Configuration
     ) -> AsyncGenerator[RunningProgram]:
         """As `NamespaceLauncher.start`."""
-        order = _order(configuration, remove=str(location.folders.root))
         with _channel() as (ours, theirs):
-            argv = [sys.executable, *_STARTER, source("program_starter", _PACKAGE), str(theirs.fileno())]
-            async with _starter(argv, (), ours, theirs) as process:
-                await _send(ours, order)
+            async with _starter(_starter_command(sys.executable, theirs), (), ours, theirs) as process:
+                await _send(ours, replace(configuration, remove=str(location.root)))
                 yield RunningProgram(process, (), ours)
 
 
 Launcher: TypeAlias = NamespaceLauncher | TrustedLauncher
 
 
-def _order(configuration: Configuration, remove: str | None = None) -> JsonObject:
-    """The order for the starter."""
-    return {
-        "files": configuration.files,
-        "command": configuration.command,
-        "folder": configuration.folder,
-        "environment": configuration.environment,
-        "remove": remove,
-    }
+def _starter_command(python: str, channel: socket.socket) -> list[str]:
+    """The command of `program_starter` with its end of a channel."""
+    return [python, "-I", "-S", "-c", source("program_starter", __package__ or ""), str(channel.fileno())]
 
 
 @contextmanager
@@ -288,8 +266,8 @@ async def _wait_until_up(process: Process, channel: socket.socket) -> None:
     raise DecathlonError(f"the program was not started within {SET_UP_SECONDS:g} s")
 
 
-async def _send(channel: socket.socket, order: JsonObject) -> None:
-    line = json.dumps(order).encode() + b"\n"
+async def _send(channel: socket.socket, configuration: Configuration) -> None:
+    line = json.dumps(asdict(configuration)).encode() + b"\n"
     try:
         while line:
             await anyio.wait_writable(channel)
@@ -331,7 +309,7 @@ async def _ask(program: Program, launcher: Launcher, variables: Mapping[str, str
     with anyio.move_on_after(VERSION_SECONDS), launcher.location() as location:
         configuration = configure(
             (program.command[0], "--version"),
-            location.folders,
+            location.root,
             address=location.address,
             prompt="",
             tool_seconds=VERSION_SECONDS,
@@ -342,4 +320,5 @@ async def _ask(program: Program, launcher: Launcher, variables: Mapping[str, str
                 output += chunk
                 if len(output) >= VERSION_BYTES:
                     break
-    return version_in(output[:VERSION_BYTES])
+    found = _VERSION.search(output[:VERSION_BYTES])
+    return None if found is None else found[0].decode()

@@ -19,7 +19,6 @@ from typing import Any
 
 import anyio
 import httpx2
-from anyio.abc import ByteReceiveStream
 from decathlon_client import ClientError, Episode
 from decathlon_client.notes import text_of
 from decathlon_client.values import as_object, as_objects
@@ -49,6 +48,10 @@ _LAST_CHARACTERS = 500
 log = logging.getLogger("decathlon.agents")
 
 
+AGENT_LABEL, ISOLATION_LABEL, VERSION_LABEL = "agent", "agent_isolation", "agent_version"
+MODEL_LABEL = "model"
+"""Labels of each episode: the program's name or `model`, what kept a program from the state folder, its
+version, and the model's name."""
 STATUS_LABEL, RUNNING, KILLED = "program_status", "running", "killed"
 """Label of an episode: the exit status of its program, as a shell has it, or one of these. It stays `RUNNING`
 if the attempt was over before the program."""
@@ -62,24 +65,38 @@ class ProgramFailedError(Exception):
 class AgentPlayer:
     """Plays an attempt of a batch, see `Decathlon.batch`; returns the exit status, None if it was killed."""
 
-    server: EmbeddedServer
     program: Program
     launcher: Launcher
     variables: Mapping[str, str]
     """See `choose_variables`."""
+    version: str | None
+    """See `check_version`."""
     seconds: float
     """Time limit of an attempt."""
-    shows_output: bool
+    server: EmbeddedServer | None = None
+    """Must be set before an attempt."""
+    shows_output: bool = False
     """Whether the program's output is also written to stderr, without control characters."""
     last_output: str = ""
     """The end of what the program wrote in the latest attempt that ended."""
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of its episodes."""
+        return {
+            AGENT_LABEL: self.program.name,
+            ISOLATION_LABEL: self.launcher.isolation,
+            STATUS_LABEL: RUNNING,
+            **({} if self.version is None else {VERSION_LABEL: self.version}),
+        }
+
     async def __call__(self, episode: Episode) -> int | None:
         """Run the program until it ends, or its time is over. Raises ProgramFailedError, DecathlonError."""
+        assert self.server is not None
         output, reached = _Output(episode), Reached()
         status = None
         with anyio.move_on_after(self.seconds) as limit:
-            status = await self._run(episode, output, reached)
+            status = await self._run(self.server, episode, output, reached)
         self.last_output = output.last or "(nothing)"
         if status is None and not limit.cancelled_caught:
             raise ProgramFailedError(f"{self.program.name} was not started: {self.last_output}")
@@ -98,14 +115,16 @@ class AgentPlayer:
                 await episode.truncate()
         return status
 
-    async def _run(self, episode: Episode, output: _Output, reached: Reached) -> int | None:
+    async def _run(
+        self, server: EmbeddedServer, episode: Episode, output: _Output, reached: Reached
+    ) -> int | None:
         """Run the program; its exit status, None if it was never started. `reached`: is kept up to date."""
         assert episode.agent_address is not None
         async with AsyncExitStack() as stack:
             location = stack.enter_context(self.launcher.location())
             configuration = configure(
                 self.program.command,
-                location.folders,
+                location.root,
                 address=location.address,
                 prompt=episode.prompt,
                 tool_seconds=self.seconds,
@@ -113,18 +132,24 @@ class AgentPlayer:
             )
             running = await stack.enter_async_context(self.launcher.start(location, configuration))
             listener, *relayed = (*([location.listener] if location.listener else ()), *running.listeners)
-            app = PlayingApp(self.server.app, episode.agent_address, location.path)
-            await stack.enter_async_context(playing(app, listener, self.server.limits))
+            app = PlayingApp(server.app, episode.agent_address, location.path)
+            await stack.enter_async_context(playing(app, listener, server.limits))
             tasks = await stack.enter_async_context(background_tasks())
             for socket, endpoint in zip(relayed, self.launcher.endpoints, strict=True):
                 tasks.start_soon(relay_connections, socket, endpoint, reached)
-            async with _noting(output):
-                async for text in _texts(running.output):
+            # A character that is cut waits for its rest.
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            tasks.start_soon(output.run)
+            try:
+                async for chunk in running.output:
+                    text = decoder.decode(chunk)
                     output.add(text)
                     if self.shows_output:
                         sys.stderr.write(without_controls(text))
                         sys.stderr.flush()
                 return await running.wait()
+            finally:
+                await output.send()
 
 
 class _Output:
@@ -169,25 +194,6 @@ class _Output:
                     log.warning("the output of a program is not kept", extra=why)
 
 
-@asynccontextmanager
-async def _noting(output: _Output) -> AsyncGenerator[None]:
-    """Send the output while the body runs; at its end, what waits is sent too."""
-    async with background_tasks() as tasks:
-        tasks.start_soon(output.run)
-        try:
-            yield
-        finally:
-            await output.send()
-
-
-async def _texts(stream: ByteReceiveStream) -> AsyncGenerator[str]:
-    """The texts of a stream in UTF-8; a character that is cut waits for its rest."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    async for chunk in stream:
-        if text := decoder.decode(chunk):
-            yield text
-
-
 KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 """Variables that OpenAI's SDKs read too."""
 DEFAULT_URL = "https://api.openai.com/v1"
@@ -222,6 +228,11 @@ class ModelPlayer:
     turns: int
     """How many answers the model may give. After the last one the attempt is truncated."""
     endpoint: Endpoint
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of its episodes."""
+        return {AGENT_LABEL: "model", MODEL_LABEL: self.model}
 
     async def __call__(self, episode: Episode) -> int:
         """Play until the end of the attempt. Raises ModelFailedError, ClientError."""
@@ -280,8 +291,14 @@ class Endpoint:
                     raise ModelFailedError(f"the model at {self.place} cannot be reached: {why}") from error
             else:
                 if status == 200:
-                    return self._parse(answer)
-                text = self._without_key(" ".join(answer.decode("utf-8", "replace").split()))
+                    with suppress(ValueError, RecursionError):
+                        if (completion := as_object(json.loads(answer))) is not None:
+                            return completion
+                    raise ModelFailedError(
+                        f"the model at {self.place} answered with something other than JSON"
+                    )
+                text = " ".join(answer.decode("utf-8", "replace").split())
+                text = text.replace(self.key, "[key]") if self.key else text
                 failure = f"the model at {self.place} answered {status}: {text[:_MESSAGE_CHARACTERS]}"
                 if status in TOO_LONG:
                     raise RequestRefusedError(failure)
@@ -312,18 +329,6 @@ class Endpoint:
                         f"the model at {self.place} answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
                     )
             return response.status_code, response.headers, bytes(answer)
-
-    def _parse(self, answer: bytes) -> JsonObject:
-        try:
-            completion = as_object(json.loads(answer))
-        except (ValueError, RecursionError):
-            completion = None
-        if completion is None:
-            raise ModelFailedError(f"the model at {self.place} answered with something other than JSON")
-        return completion
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self.key, "[key]") if self.key else text
 
 
 @asynccontextmanager

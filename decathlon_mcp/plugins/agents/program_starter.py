@@ -1,24 +1,31 @@
-"""Starts an agent's program, and ends with it and with everything that it has started.
+"""Starts an agent's program, and ends with it and with everything that it has started; and opens its sockets.
 
     python3 -I -S -c SOURCE DESCRIPTOR
+    python3 -I -S -c SOURCE DESCRIPTOR '[[ADDRESS, PORT], ...]'
 
-Sends a byte through the socket with this descriptor, and reads an order from it, one line of JSON:
-`{"files": {PATH: TEXT}, "command": [...], "folder": DIR, "environment": {...}, "remove": DIR or null}`.
+The first form sends a byte through the socket with this descriptor, and reads an order from it, one line of
+JSON: `{"files": {PATH: TEXT}, "command": [...], "folder": DIR, "environment": {...}, "remove": DIR or null}`.
 Writes the files, then sends `STARTING` and runs the program, or `FAILED` if it cannot be started. When the
 socket is closed at the other end, it kills the program. At the end it kills what the program has left
 running, and removes a folder if the order names one. Its exit status is the program's, 128 plus the number of
-a signal, or 127 if the program cannot be started. Standard library only, any Python from 3.10.
+a signal, or 127 if the program cannot be started.
+
+The second form opens listening sockets in the network that it is started in, whose loopback interface gets
+the addresses that it lacks, and sends them in one message. It runs outside of a sandbox, as a user who may
+change its network. Standard library only, any Python from 3.10.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -26,13 +33,20 @@ from typing import Any
 
 STARTING, FAILED = b"2", b"3"
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+SIOCSIFADDR = 0x8916
 REAP_SECONDS = 1.0
 """How often processes without a parent are reaped."""
 
 
 def main() -> int:
-    """Read and carry out the order; return the exit status."""
+    """Send the sockets, or read and carry out the order; return the exit status."""
     channel = socket.socket(fileno=int(sys.argv[1]))
+    if len(sys.argv) > 2:
+        listeners = [
+            listen(address, port, alias) for alias, (address, port) in enumerate(json.loads(sys.argv[2]))
+        ]
+        socket.send_fds(channel, [b"1"], [listener.fileno() for listener in listeners])
+        return 0
     channel.set_inheritable(False)
     library = ctypes.CDLL(None)
     # Whatever the program leaves behind becomes a child of this process.
@@ -122,6 +136,20 @@ def children() -> list[int]:
             if fields[1] == str(os.getpid()):
                 found.append(int(folder.name))
     return found
+
+
+def listen(address: str, port: int, alias: int) -> socket.socket:
+    """A listening socket at an IPv4 address."""
+    if not address.startswith("127."):
+        name, value = f"lo:{alias}".encode(), socket.inet_aton(address)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            request = struct.pack("16sH2s4s8s", name, socket.AF_INET, b"", value, b"")
+            fcntl.ioctl(control, SIOCSIFADDR, request)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
+    listener.listen(128)
+    return listener
 
 
 if __name__ == "__main__":

@@ -23,11 +23,6 @@ from decathlon_mcp.sandboxes.host.host_files import USR, python_files
 from decathlon_mcp.types import JsonObject
 from decathlon_mcp.validation import quoted
 
-VERSION_SECONDS = 30.0
-"""How long a program may take to print its version; Node's take a second or two."""
-VERSION_BYTES = 4096
-"""How much of what it prints is read."""
-_VERSION = re.compile(rb"\d+(?:\.\d+){1,3}(?:-[0-9A-Za-z.]+)?")
 _FIRST_LINE_BYTES = 256
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 
@@ -56,14 +51,8 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "claude": Preset(
         command=(
-            "claude",
-            "-p",
-            "{prompt}",
-            "--mcp-config",
-            "{mcp_config}",
-            "--strict-mcp-config",
-            "--tools",
-            "",
+            *("claude", "-p", "{prompt}", "--mcp-config", "{mcp_config}"),
+            *("--strict-mcp-config", "--tools", ""),
         ),
         version="2.1.332",
         package="@anthropic-ai/claude-code",
@@ -90,12 +79,6 @@ PRESETS: Mapping[str, Preset] = {
         variables=("GEMINI_", "GOOGLE_GEMINI_", "GOOGLE_GENAI_", "GOOGLE_API_KEY"),
     ),
 }
-
-
-def version_in(output: bytes) -> str | None:
-    """The version in what a program printed; None if there is none."""
-    found = _VERSION.search(output)
-    return None if found is None else found[0].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +225,8 @@ PASSED_NAMES = frozenset(
 PASSED_PREFIX = "LC_"
 UNMENTIONED_NAMES = frozenset(
     {
-        "HOME",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "SHELL",
-        "_",
-        "MAIL",
-        "HOSTNAME",
-        "LS_COLORS",
-        "PS1",
-        "LINES",
-        "COLUMNS",
+        *("HOME", "PWD", "OLDPWD", "SHLVL", "SHELL", "_", "MAIL", "HOSTNAME"),
+        *("LS_COLORS", "PS1", "LINES", "COLUMNS"),
     }
 )
 """Variables of a shell for itself, which nobody misses."""
@@ -291,32 +264,16 @@ CLAUDE_DENIED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
-    """Absolute folders of one run of a program. `work`: where it starts, empty."""
-
-    root: PurePosixPath
-
-    @property
-    def home(self) -> PurePosixPath:
-        return self.root / "home"
-
-    @property
-    def work(self) -> PurePosixPath:
-        return self.root / "work"
-
-    @property
-    def configuration(self) -> PurePosixPath:
-        return self.root / "configuration"
-
-
-@dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a program is started with."""
+    """What a program is started with, as `program_starter` reads it."""
 
     command: Sequence[str]
     files: Mapping[str, str]
     environment: Mapping[str, str] = field(repr=False)
-    folder: str = ""
+    folder: str
+    """Where it starts, empty."""
+    remove: str | None = None
+    """The folder that is removed at its end."""
 
 
 def choose_variables(program: str, options: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -349,16 +306,16 @@ def choose_variables(program: str, options: Sequence[str]) -> tuple[dict[str, st
 
 def configure(
     command: Sequence[str],
-    folders: Folders,
+    root: PurePosixPath,
     *,
     address: str,
     prompt: str,
     tool_seconds: float,
     variables: Mapping[str, str],
 ) -> Configuration:
-    """The configuration for one episode at this address. `tool_seconds`: how long a tool may take.
+    """The configuration for one episode at this address, with files in the folder `root`.
 
-    `variables`: see `choose_variables`.
+    `tool_seconds`: how long a tool may take. `variables`: see `choose_variables`.
 
     Raises BadRequestError for a prompt that is too long to be handed over.
     """
@@ -366,25 +323,22 @@ def configure(
         raise BadRequestError(
             f"the prompt has more than {MAX_ARGUMENT_BYTES} bytes, which no argument of a program can have"
         )
-    where = folders.configuration
+    where, home, work = root / "configuration", str(root / "home"), str(root / "work")
     mcp_config, prompt_file = str(where / "mcp.json"), str(where / "prompt.txt")
+    opencode = str(where / "opencode.json")
     milliseconds = round(tool_seconds * 1000)
     files = {
         mcp_config: json.dumps({"mcpServers": {SERVER: {"type": "http", "url": address}}}, indent=2),
         prompt_file: prompt,
         str(where / "claude" / "settings.json"): json.dumps(_claude_settings(), indent=2),
         str(where / "codex" / "config.toml"): _codex_settings(address, tool_seconds, variables),
-        str(where / "opencode.json"): json.dumps(
-            _opencode_settings(address, milliseconds, variables), indent=2
-        ),
-        str(folders.home / ".gemini" / "settings.json"): json.dumps(
-            _gemini_settings(address, milliseconds), indent=2
-        ),
+        opencode: json.dumps(_opencode_settings(address, milliseconds, variables), indent=2),
+        f"{home}/.gemini/settings.json": json.dumps(_gemini_settings(address, milliseconds), indent=2),
     }
     environment = {
         **variables,
-        "HOME": str(folders.home),
-        "PWD": str(folders.work),
+        "HOME": home,
+        "PWD": work,
         "DECATHLON_PROMPT": prompt,
         "DECATHLON_ADDRESS": address,
         "DECATHLON_MCP_CONFIG": mcp_config,
@@ -393,15 +347,15 @@ def configure(
         "MCP_TIMEOUT": str(START_SECONDS * 1000),
         "MCP_TOOL_TIMEOUT": str(milliseconds),
         "CODEX_HOME": str(where / "codex"),
-        "OPENCODE_CONFIG": str(where / "opencode.json"),
+        "OPENCODE_CONFIG": opencode,
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-        "GEMINI_CLI_HOME": str(folders.home),
+        "GEMINI_CLI_HOME": home,
     }
     values = {"prompt": prompt, "prompt_file": prompt_file, "mcp_config": mcp_config, "address": address}
     filled = [PLACEHOLDER.sub(lambda match: values[match[1]], argument) for argument in command]
-    return Configuration(filled, files, environment, str(folders.work))
+    return Configuration(filled, files, environment, work)
 
 
 def _claude_settings() -> JsonObject:

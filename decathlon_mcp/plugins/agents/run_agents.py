@@ -5,21 +5,23 @@ What has a verdict in the state folder under the same run is not played again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio.to_thread
-from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client import ClientError, Decathlon
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.results import Result
-from decathlon_client.resume import RevisionError
+from decathlon_client.resume import AttemptKey, RevisionError, Revisions
+from decathlon_client.values import ATTEMPT, Verdict
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
@@ -28,8 +30,6 @@ from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher, check_version
 from decathlon_mcp.plugins.agents.player import (
-    RUNNING,
-    STATUS_LABEL,
     AgentPlayer,
     ModelFailedError,
     ModelPlayer,
@@ -38,21 +38,21 @@ from decathlon_mcp.plugins.agents.player import (
 )
 from decathlon_mcp.plugins.agents.programs import Program, choose_variables, find_program
 from decathlon_mcp.plugins.agents.reach import read_endpoints
-from decathlon_mcp.plugins.agents.run_record import StoredAttempts, is_without_call, playing_alone
 from decathlon_mcp.plugins.agents.serving import embedded_server, with_longer_lives
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.list_runs import estimate_text
-from decathlon_mcp.plugins.history.values import Sums
+from decathlon_mcp.plugins.history.values import EpisodeQuery, Sums
 from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import answer_folders
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state
+from decathlon_mcp.storage.lock import create_state_folder
 
-AGENT_LABEL, ISOLATION_LABEL, AGAIN_LABEL = "agent", "agent_isolation", "again"
-"""Labels of each episode: the program's name or `model`, what kept a program from the state folder, and which
-attempts of the same run were discarded to be played again."""
-MODEL_LABEL, VERSION_LABEL = "model", "agent_version"
-WITHOUT_CALLS = "without_calls"
+AGAIN_LABEL, WITHOUT_CALLS = "again", "without_calls"
+"""The label of each episode that says which attempts of the same run were discarded to be played again."""
+LOCKS = "runs.lock"
+"""A file in the state folder of which each run that plays has locked one byte."""
 MAX_WITHHELD = 60
 """Names of variables in one message."""
 
@@ -93,6 +93,7 @@ class ModelAgent:
 
 
 Agent: TypeAlias = ProgramAgent | ModelAgent
+Player: TypeAlias = AgentPlayer | ModelPlayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,28 +119,89 @@ class RunOptions:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedProgram:
-    """A program that was found, and how it is started."""
+class StoredAttempts:
+    """The attempts of a run that have a verdict in a state folder; a batch's `VerdictRecord`.
 
-    program: Program
-    launcher: Launcher
-    variables: Mapping[str, str]
-    version: str | None
-    """See `check_version`."""
+    Of several verdicts on an attempt, which `--again-without-calls` makes, the newest counts.
+    `without_calls`: whether verdicts on attempts without a call or a claim count. Blocks while it is made.
+    Raises SettingsError.
+    """
+
+    def __init__(self, state: Path, run: str, *, without_calls: bool) -> None:
+        self.run = run
+        self.discarded = 0
+        """Verdicts on attempts without a call that do not count."""
+        self._results: dict[AttemptKey, Result[Any]] = {}
+        self._launch_times: dict[str, str | None] = {}
+        self._revisions = Revisions(f"the run {printed(run)}")
+        history = EpisodeHistory([state])
+        # The episodes that have a reward, the newest first.
+        for summary in history.all_episodes(EpisodeQuery(run=run, live=False, lost=False)):
+            number = summary.labels.get(ATTEMPT, "")
+            if not (number.isascii() and number.isdecimal() and len(number) < 10):
+                continue
+            place = AttemptKey(summary.task, 0, int(number))
+            details = None if place in self._results else history.episode(summary.public_id)
+            if details is None or details.verdict is None:
+                continue
+            verdict = Verdict.read(details.verdict)
+            if not without_calls and is_without_call(verdict):
+                self.discarded += 1
+                continue
+            self._revisions.check(summary.task, verdict.raw)
+            self._launch_times.setdefault(summary.task, details.launch_time)
+            self._results[place] = Result(
+                index=0,
+                task=place.task,
+                group=0,
+                attempt=place.attempt,
+                episode=summary.public_id,
+                played=None,
+                verdict=verdict,
+                failure=None,
+                fault=None,
+                seconds=(summary.ended_at or summary.started_at) - summary.started_at,
+                resumed=True,
+            )
+
+    def count(self, tasks: list[str], attempts: int) -> int:
+        """How many of these attempts have a verdict."""
+        return sum(place.task in tasks and place.attempt < attempts for place in self._results)
+
+    def launch_time(self, task: str, occurrence: int) -> str | None:
+        return self._launch_times.get(task)
+
+    def result(self, place: AttemptKey, index: int, group: int) -> Result[Any] | None:
+        known = self._results.get(place)
+        return known and replace(known, index=index, group=group)
+
+    def append(self, place: AttemptKey, result: Result[Any], run: str, launch_time: str | None) -> None:
+        # The server has written its row.
+        if result.verdict is not None:
+            self._revisions.check(place.task, result.verdict.raw)
 
 
-_Prepared: TypeAlias = _PreparedProgram | ModelPlayer
+def is_without_call(verdict: Verdict) -> bool:
+    """Whether a verdict is on an attempt that ended before its agent made a call or a claim."""
+    return not verdict.metrics.get("calls") and not verdict.raw.get("claimed")
 
 
-@dataclass(frozen=True, slots=True)
-class _Player:
-    """What plays the attempts, and the labels of their episodes."""
-
-    play: Callable[[Episode], Awaitable[int | None]]
-    labels: Mapping[str, str]
-    seconds: float | None = None
-    """The limit of an attempt that the batch watches; None if the player does it."""
+@contextmanager
+def playing_alone(state: Path, run: str) -> Generator[None]:
+    """Let no other process play this run while the body runs. Raises BadRequestError, SettingsError."""
+    create_state_folder(state)
+    # One byte for each run: a file for each would have to be removed, which no lock survives.
+    place = int.from_bytes(hashlib.sha256(run.encode()).digest()[:7])
+    with (state / LOCKS).open("a+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        except OSError as error:
+            if not isinstance(error, (BlockingIOError, PermissionError)):
+                raise
+            raise BadRequestError(
+                f"the run {printed(run)} is being played by another process; --run names another one"
+            ) from None
+        yield
 
 
 async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> int:
@@ -162,13 +224,14 @@ async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> i
                     # Before the server: it would make another error of a mistake.
                     if server is not None:
                         tasks = await anyio.to_thread.run_sync(_task_ids, server, options.tasks)
-                    prepared = await _prepare(stack, settings, agent)
+                    player = await _player(stack, settings, agent, options.seconds)
                     d = await stack.enter_async_context(connect(server, options.url))
                     if server is None:
                         tasks = await _listed_tasks(d, options.tasks)
-                    player = await _player(
-                        stack, d, server, prepared, options, is_single=_is_single(tasks, options)
-                    )
+                    if isinstance(player, AgentPlayer):
+                        assert server is not None, "the command line has refused it"
+                        player.server = await stack.enter_async_context(embedded_server(d, server))
+                        player.shows_output = len(tasks) == options.attempts == 1
                     _announce(run, tasks, options, record)
                     await _play(d, run, tasks, player, record, options, results)
                     _report_without_calls(player, _all(results))
@@ -221,8 +284,8 @@ def _task_ids(settings: Settings, chosen: Sequence[str] | TaskFilter) -> list[st
     return list(dict.fromkeys(chosen))
 
 
-async def _prepare(stack: AsyncExitStack, settings: Settings, agent: Agent) -> _Prepared:
-    """What an agent needs before there is an episode. Raises BadRequestError, ProviderUnavailableError."""
+async def _player(stack: AsyncExitStack, settings: Settings, agent: Agent, seconds: float) -> Player:
+    """What plays for an agent, without a server yet. Raises BadRequestError, ProviderUnavailableError."""
     if isinstance(agent, ModelAgent):
         endpoint = await stack.enter_async_context(model_endpoint(agent.base_url))
         return ModelPlayer(model=agent.model, turns=agent.turns, endpoint=endpoint)
@@ -230,7 +293,9 @@ async def _prepare(stack: AsyncExitStack, settings: Settings, agent: Agent) -> _
     program, launcher = await anyio.to_thread.run_sync(_find_program, settings, agent, variables)
     version = await check_version(program, launcher, variables)
     _report_withheld(withheld)
-    return _PreparedProgram(program, launcher, variables, version)
+    return AgentPlayer(
+        program=program, launcher=launcher, variables=variables, version=version, seconds=seconds
+    )
 
 
 def _find_program(
@@ -249,42 +314,11 @@ def _find_program(
     return program, NamespaceLauncher(program, read_endpoints(agent.urls, program.name, variables), hidden)
 
 
-async def _player(
-    stack: AsyncExitStack,
-    d: Decathlon,
-    server: Settings | None,
-    prepared: _Prepared,
-    options: RunOptions,
-    *,
-    is_single: bool,
-) -> _Player:
-    """What plays the episodes of an open server."""
-    if isinstance(prepared, ModelPlayer):
-        labels = {AGENT_LABEL: "model", MODEL_LABEL: prepared.model}
-        return _Player(prepared, labels, seconds=options.seconds)
-    assert server is not None, "the command line has refused it"
-    player = AgentPlayer(
-        server=await stack.enter_async_context(embedded_server(d, server)),
-        program=prepared.program,
-        launcher=prepared.launcher,
-        variables=prepared.variables,
-        seconds=options.seconds,
-        shows_output=is_single,
-    )
-    labels = {
-        AGENT_LABEL: prepared.program.name,
-        ISOLATION_LABEL: prepared.launcher.isolation,
-        STATUS_LABEL: RUNNING,
-        **({} if prepared.version is None else {VERSION_LABEL: prepared.version}),
-    }
-    return _Player(player, labels)
-
-
 async def _play(
     d: Decathlon,
     run: str,
     tasks: Sequence[str],
-    player: _Player,
+    player: Player,
     record: StoredAttempts,
     options: RunOptions,
     results: dict[str, dict[int, Result[Any]]],
@@ -297,12 +331,13 @@ async def _play(
         n=options.attempts,
         run=run,
         progress=False,
-        player_seconds=player.seconds,
+        # A program's player keeps the limit itself.
+        player_seconds=options.seconds if isinstance(player, ModelPlayer) else None,
         resume=record,
         launch_time=options.launch_time,
         labels={**options.labels, **player.labels, **again},
     ) as batch:
-        async for result in batch.run(player.play):
+        async for result in batch.run(player):
             results.setdefault(result.task, {})[result.attempt] = result
             if options.as_json:
                 _print_result(result)
@@ -312,10 +347,6 @@ async def _play(
 
 def _all(results: Attempts) -> list[Result[Any]]:
     return [result for attempts in results.values() for result in attempts.values()]
-
-
-def _is_single(tasks: Sequence[str], options: RunOptions) -> bool:
-    return len(tasks) == options.attempts == 1
 
 
 def _announce(run: str, tasks: list[str], options: RunOptions, record: StoredAttempts) -> None:
@@ -416,12 +447,12 @@ def _ended_before_a_call(result: Result[Any]) -> bool:
     return is_without_call(result.verdict)
 
 
-def _report_without_calls(player: _Player, results: Sequence[Result[Any]]) -> None:
+def _report_without_calls(player: Player, results: Sequence[Result[Any]]) -> None:
     """Say so if all attempts of a program ended before a call: it may lack a key."""
     early = [*map(_ended_before_a_call, results)]
-    if isinstance(player.play, AgentPlayer) and early and all(early):
+    if isinstance(player, AgentPlayer) and early and all(early):
         which = "the attempt" if len(early) == 1 else "every attempt"
-        last = player.play.last_output or "(none was started now)"
+        last = player.last_output or "(none was started now)"
         report(f"{which} ended before a call; the program's output ends with: {last}")
 
 

@@ -137,34 +137,30 @@ SOCKET = "episode.sock"
 """Name of the socket in the state folder. It is there while its episode can be played."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeOptions:
-    """Of the episode that is served. `seconds`: what its attempt may take."""
-
-    seconds: float
-    launch_time: str | None
-    labels: Mapping[str, str]
-
-
 async def serve_until_signal(
-    settings: Settings, task: str, address: ListenAddress, options: EpisodeOptions
+    settings: Settings,
+    task: str,
+    address: ListenAddress,
+    seconds: float,
+    launch_time: str | None,
+    labels: Mapping[str, str],
 ) -> int:
     """Serve one episode at an address that only plays, until a signal; returns the exit status.
 
-    Prints the address and the prompt as JSON once it can be played. Raises DecathlonError.
+    Prints the address and the prompt as JSON once it can be played. After `seconds` the attempt is truncated.
+    Raises DecathlonError.
     """
     raise_descriptor_limit()
-    server = with_longer_lives(settings, options.seconds)
+    server = with_longer_lives(settings, seconds)
     async with shutdown_on_signal() as watcher:
         try:
             with redirect_logs(server), listen(address.host, address.port) as listener:
                 bound = replace(address, port=listener.getsockname()[1])
+                hosts = hosts_for(address.host, address.allowed_host, None)
                 async with (
                     connect(server, None) as d,
-                    embedded_server(
-                        d, server, hosts_for(address.host, address.allowed_host, None)
-                    ) as embedded,
-                    d.episode(task, launch_time=options.launch_time, labels=options.labels) as episode,
+                    embedded_server(d, server, hosts) as embedded,
+                    d.episode(task, launch_time=launch_time, labels=labels) as episode,
                     giving_verdict(episode, server.state),
                 ):
                     assert episode.agent_address is not None
@@ -177,32 +173,12 @@ async def serve_until_signal(
                             "" if server.state == default_state() else f" --state {shell_path(server.state)}"
                         )
                         report(f"{task} can be played at {url}; `{this_command()} verdict{state}` grades it")
-                        await _truncate_late(episode, options.seconds)
+                        await anyio.sleep(seconds)
+                        await episode.truncate()
+                        await anyio.sleep_forever()
         except ClientError as error:
             raise DecathlonError(error.message) from error
     return watcher.status or 1
-
-
-async def _truncate_late(episode: Episode, seconds: float) -> None:
-    """Close the attempt after that time; never returns."""
-    await anyio.sleep(seconds)
-    await episode.truncate()
-    await anyio.sleep_forever()
-
-
-async def print_verdict(state: Path) -> int:
-    """Grade the episode that `serve_episode` serves with this state folder; returns the exit status.
-
-    0 if the attempt has succeeded, NOT_PASSED if not, NO_VERDICT without a verdict. Raises DecathlonError if
-    there is no such episode.
-    """
-    verdict, problem = await ask_for_verdict(state)
-    if verdict is not None:
-        print_json(verdict)
-    if problem:
-        report(problem)
-        return NO_VERDICT
-    return 0 if (verdict or {}).get("success") is True else NOT_PASSED
 
 
 @asynccontextmanager
@@ -236,10 +212,11 @@ async def giving_verdict(episode: Episode, state: Path) -> AsyncGenerator[None]:
                 _remove(path)
 
 
-async def ask_for_verdict(state: Path) -> tuple[JsonObject | None, str]:
-    """The verdict on the episode that is served with this state folder, and why it has no reward.
+async def print_verdict(state: Path) -> int:
+    """Grade the episode that `serve_episode` serves with this state folder; returns the exit status.
 
-    Waits while the attempt is graded. Raises DecathlonError if none is served, or if its server ends.
+    0 if the attempt has succeeded, NOT_PASSED if not, NO_VERDICT without a verdict. Raises DecathlonError if
+    no episode is served, or if its server ends.
     """
     answer = b""
     try:
@@ -258,7 +235,13 @@ async def ask_for_verdict(state: Path) -> tuple[JsonObject | None, str]:
     if not answer:
         raise DecathlonError("the server of the episode ended before there was a verdict")
     reply = json.loads(answer)
-    return reply["verdict"], reply["problem"]
+    verdict: JsonObject | None = reply["verdict"]
+    if verdict is not None:
+        print_json(verdict)
+    if reply["problem"]:
+        report(reply["problem"])
+        return NO_VERDICT
+    return 0 if (verdict or {}).get("success") is True else NOT_PASSED
 
 
 async def _verdict(episode: Episode) -> JsonObject:
@@ -322,9 +305,9 @@ def serve_episode(
     launch_time
         The time at which the attempt is played, in ISO 8601, which the prompt may name. [now]
     """
-    options = EpisodeOptions(seconds=player_seconds, launch_time=launch_time, labels=parse_labels(label))
     address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
-    return run_async(serve_until_signal, settings, task, address, options)
+    labels = parse_labels(label)
+    return run_async(serve_until_signal, settings, task, address, player_seconds, launch_time, labels)
 
 
 def verdict(*, state: StateFolder = None) -> int:

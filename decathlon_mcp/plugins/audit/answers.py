@@ -118,12 +118,16 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield str(path.relative_to(folder)), path
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            return file.read(MAX_BYTES).decode("utf-8", "replace")
+            return file.read(MAX_BYTES)
     except OSError:
-        return ""
+        return b""
+
+
+def _text(path: Path) -> str:
+    return _content(path).decode("utf-8", "replace")
 
 
 @cache
@@ -134,11 +138,7 @@ def _texts_of(suite: Path, names: tuple[str, ...]) -> str:
 
 def _told_by(path: Path) -> str:
     """What a file tells an agent: its text, and the digests that a tool may show of it."""
-    try:
-        with open_regular(path) as file:
-            content = file.read(MAX_BYTES)
-    except OSError:
-        return ""
+    content = _content(path)
     digests = (hashlib.new(name, content, usedforsecurity=False).hexdigest() for name in _DIGESTS)
     return "\n".join((content.decode("utf-8", "replace"), *digests))
 

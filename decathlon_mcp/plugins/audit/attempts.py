@@ -1,12 +1,18 @@
-"""The attempts of an audit. Each is an episode; an attempt with a verdict is not played again."""
+"""The attempts of an audit. Each is an episode; an attempt with a verdict is not played again.
+
+An attempt without a verdict is played once more: a machine that is short of time or memory loses attempts,
+and only what has no verdict twice says something about the task.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -15,6 +21,7 @@ from decathlon_client.values import JsonObject, Verdict
 from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.plugins.audit.policies import Play
+from decathlon_mcp.plugins.audit.report import Cost
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.replies import recorded_calls
 from decathlon_mcp.plugins.history.values import EpisodeQuery
@@ -28,6 +35,25 @@ RUN_LABEL, POLICY_LABEL = "run", "policy"
 PLAY_SECONDS = 600.0
 """What a policy may take; its attempt is graded as it is then."""
 EVALUATE_SECONDS = 3600.0
+TRIES = 2
+_MIB = 1024.0
+
+
+class Reading(NamedTuple):
+    """What the machine's clocks say. `seconds`: of a clock. `free_mib`: memory that is available."""
+
+    seconds: float
+    cpu_seconds: float
+    free_mib: float
+
+    @classmethod
+    def now(cls) -> Reading:
+        times = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:8]
+        user, nice, system, _, _, irq, soft_irq = map(int, times)
+        busy = (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        free = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
+        return cls(time.monotonic(), busy, free / _MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +64,9 @@ class Attempt:
     episode: str
     verdict: Verdict | None
     failure: str = ""
+    readings: tuple[Reading, ...] = ()
+    """At the start of the attempt, when its tools were there, after the last call, and when its sandboxes
+    were gone; none of an attempt that was played before."""
 
     @property
     def public_id(self) -> str:
@@ -46,6 +75,26 @@ class Attempt:
     @property
     def reward(self) -> float:
         return 0.0 if self.verdict is None else self.verdict.reward
+
+
+def cost_of(empty: Attempt, looked: Attempt, calls: int, known: Cost | None) -> Cost | None:
+    """The cost by the attempts that were played now; else the cost that is known. `looked` made the calls."""
+    cost = known
+    if empty.readings and empty.verdict is not None:
+        began, ready, _, over = empty.readings
+        cost = Cost(
+            set_up_seconds=ready.seconds - began.seconds,
+            set_up_cpu_seconds=ready.cpu_seconds - began.cpu_seconds,
+            grading_seconds=float(empty.verdict.raw.get("seconds") or 0.0),
+            grading_cpu_seconds=over.cpu_seconds - ready.cpu_seconds,
+            memory_mib=max(0.0, began.free_mib - ready.free_mib),
+        )
+    if cost is not None and looked.readings and calls:
+        _, ready, played, _ = looked.readings
+        seconds = (played.seconds - ready.seconds) / calls
+        cpu_seconds = (played.cpu_seconds - ready.cpu_seconds) / calls
+        cost = replace(cost, call_seconds=seconds, call_cpu_seconds=cpu_seconds)
+    return cost
 
 
 @dataclass(slots=True)
@@ -63,24 +112,23 @@ class Attempts:
     advance: Callable[[str], None]
     """Called after each attempt, with a line to show."""
 
-    async def play(
-        self, task: str, policy: str, play: Play, opened: Callable[[], None] = lambda: None
-    ) -> Attempt:
-        """The attempt of a policy at a task, from the state folder if it is there.
-
-        `opened` is called when an episode is ready.
-        """
-        known = self.stored.get((task, policy))
-        if known is None:
+    async def play(self, task: str, policy: str, play: Play) -> Attempt:
+        """The attempt of a policy at a task, from the state folder if it is there."""
+        attempt = self.stored.get((task, policy))
+        if attempt is None:
             async with self.places:
-                known = await self._play_now(task, policy, play, opened)
-            if known.verdict is not None:
-                self.stored[task, policy] = known
+                attempt = await self._play_now(task, policy, play)
+                for _ in range(TRIES - 1):
+                    if attempt.verdict is None:
+                        attempt = await self._play_now(task, policy, play)
+            if attempt.verdict is not None:
+                self.stored[task, policy] = attempt
         self.advance(f"{task}: {policy}")
-        return known
+        return attempt
 
-    async def _play_now(self, task: str, policy: str, play: Play, opened: Callable[[], None]) -> Attempt:
+    async def _play_now(self, task: str, policy: str, play: Play) -> Attempt:
         labels, handle = {RUN_LABEL: self.run, POLICY_LABEL: policy}, ""
+        readings = [Reading.now()]
         try:
             async with self.d.episode(
                 task,
@@ -89,13 +137,15 @@ class Attempts:
                 patience_seconds=PLAY_SECONDS,
             ) as episode:
                 handle = episode.id
-                opened()
+                readings.append(Reading.now())
                 with anyio.move_on_after(PLAY_SECONDS):
                     await play(episode)
+                readings.append(Reading.now())
                 if not episode.claimed:
                     # Some suites pay only for what was claimed.
                     await episode.claim_done()
-                return Attempt(policy, handle, await episode.evaluate(timeout=EVALUATE_SECONDS))
+                verdict = await episode.evaluate(timeout=EVALUATE_SECONDS)
+            return Attempt(policy, handle, verdict, readings=(*readings, Reading.now()))
         except NoVerdictError as error:
             return Attempt(policy, handle, None, f"{error.status}: {error.message}")
         except ClientError as error:

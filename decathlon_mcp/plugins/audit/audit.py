@@ -10,33 +10,35 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
-from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client import ClientError, Decathlon
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
-from decathlon_client.script import Step, read_steps
-from decathlon_client.values import CLAIM
+from decathlon_client.script import Step
 from decathlon_client.values import Task as DescribedTask
+from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
-from decathlon_mcp.errors import BadRequestError, DecathlonError, SuiteError
+from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.plugins.audit import policies
-from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading, is_source
+from decathlon_mcp.plugins.audit.abilities import Abilities, is_source
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
-from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, KeptResults, read_stored
-from decathlon_mcp.plugins.audit.cost import COSTS, Cost, CostMeter, Measured
+from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, KeptResults, cost_of, read_stored
 from decathlon_mcp.plugins.audit.policies import Target
 from decathlon_mcp.plugins.audit.report import (
     DEFAULT_POLICIES,
     INTERRUPTED,
     OF_THE_SERVER,
     PAYS_ALREADY,
+    Cost,
     Finding,
     Policy,
     Report,
@@ -47,14 +49,13 @@ from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.starter import oracle, oracle_ids, suite_path
-from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
 MAX_OMISSIONS = 30
 """Steps of a solution that are left out one by one."""
 TOLERANCE = 1e-9
+COSTS = TypeAdapter(dict[str, Cost])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +77,20 @@ async def audit(settings: Settings, options: AuditOptions, report: Report) -> in
     """
     raise_descriptor_limit()
     settings = settings.model_copy(update={"keep": "workspace"})
-    d = connect(settings, None)
+    tasks: list[_TaskAudit] = []
     async with shutdown_on_signal() as watcher:
-        whole = _Audit(settings, options, report, d)
         try:
             with redirect_logs(settings):
-                async with d:
-                    await whole.run()
+                async with connect(settings, None) as d:
+                    await _begin(d, settings.state, options, report, tasks)
+                    async with anyio.create_task_group() as group:
+                        places = anyio.CapacityLimiter(options.jobs)
+                        for each in tasks:
+                            group.start_soon(each.finish_in, places)
+                    await _attack(tasks, report)
         except ClientError as error:
             raise DecathlonError(error.message) from error
-    report.tasks = [each.reported() for each in whole.tasks if each.is_finished]
+    report.tasks = [each.reported() for each in tasks if each.is_finished]
     status = report.finish()
     return status if watcher.status is None else watcher.status
 
@@ -108,78 +113,62 @@ def launch_time_of(catalogue: Catalogue, name: str, now: datetime) -> str:
         return catalogue.launch_time(suite, task).isoformat()
 
 
-@dataclass(slots=True)
-class _Audit:
-    settings: Settings
-    options: AuditOptions
-    report: Report
-    d: Decathlon
-    tasks: list[_TaskAudit] = field(default_factory=list["_TaskAudit"])
+async def _begin(
+    d: Decathlon, state: Path, options: AuditOptions, report: Report, tasks: list[_TaskAudit]
+) -> None:
+    """Fill `tasks`, and play the first attempts at each."""
+    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(endpoint, EmbeddedEndpoint)
+    registry = endpoint.registry
+    catalogue = registry.catalogue
+    run = options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
+    stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)
+    names = [*dict.fromkeys(options.tasks)]
+    if not names:
+        names = runnable_tasks(catalogue, TaskFilter.model_validate({"split": options.split}))
+    now = datetime.now(UTC).replace(microsecond=0)
+    launch_times = {name: launch_time_of(catalogue, name, now) for name in names} | launch_times
+    places = anyio.CapacityLimiter(options.jobs)
+    attempts = Attempts(d, state, run, launch_times, stored, places, report.advance)
+    report.begin(run, options.policies, len(names), len(stored))
+    regrader, folder = Regrader(registry), state / "audit"
+    again = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}-again.json", GRADED_AGAIN)
+    costs = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}.json", COSTS)
+    shared = options, attempts, regrader, again, costs, report
+    tasks += [_TaskAudit(TaskReport(task=name), *catalogue.find(name), *shared) for name in names]
+    listed = {task.id: task for task in await d.tasks()}
+    for each in tasks:
+        # One at a time, so that what the machine did meanwhile is this task's.
+        await each.begin(d, listed[each.found.task])
+        report.done += 1
 
-    async def run(self) -> None:
-        endpoint = self.d._server  # pyright: ignore[reportPrivateUsage]
-        assert isinstance(endpoint, EmbeddedEndpoint)
-        registry = endpoint.registry
-        catalogue, state = registry.catalogue, self.settings.state
-        run = self.options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
-        stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)
-        names = [*dict.fromkeys(self.options.tasks)]
-        if not names:
-            names = runnable_tasks(catalogue, TaskFilter.model_validate({"split": self.options.split}))
-        now = datetime.now(UTC).replace(microsecond=0)
-        attempts = Attempts(
-            self.d,
-            state,
-            run,
-            {name: launch_time_of(catalogue, name, now) for name in names} | launch_times,
-            stored,
-            anyio.CapacityLimiter(self.options.jobs),
-            self.report.advance,
-        )
-        self.report.begin(run, self.options.policies, len(names), len(stored))
-        regrader, folder = Regrader(registry), state / "audit"
-        again = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}-again.json", GRADED_AGAIN)
-        self.tasks = [
-            _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, again, self.report)
-            for name in names
-        ]
-        meter = CostMeter(await anyio.to_thread.run_sync(KeptResults, folder / f"{run}.json", COSTS))
-        listed = {task.id: task for task in await self.d.tasks()}
-        for each in self.tasks:
-            # One at a time, so that what the machine did meanwhile is this task's.
-            await each.begin(self.d, listed[each.name], meter)
-            self.report.done += 1
-        async with anyio.create_task_group() as group:
-            places = anyio.CapacityLimiter(self.options.jobs)
-            for each in self.tasks:
-                group.start_soon(each.finish_in, places)
-        await self._attack()
 
-    async def _attack(self) -> None:
-        """Carry out the attacks that need an attempt of their own: each at all tasks before the next.
+async def _attack(tasks: Sequence[_TaskAudit], report: Report) -> None:
+    """Carry out the attacks that need an attempt of their own: each at all tasks before the next.
 
-        So an audit that is interrupted has tried as much at each task.
-        """
-        async with anyio.create_task_group() as group:
-            for attack in attacks():
-                first: _TaskAudit | None = None
-                for each in self.tasks:
-                    if attack not in each.alone:
-                        continue
-                    if attack.server and first is not None and not each.task.in_place:
-                        each.alone.remove(attack)
-                        each.elsewhere.append((attack, first))
-                        continue
-                    first = first or each
-                    self.report.steps += 1
-                    group.start_soon(each.forge_alone, attack)
+    So an audit that is interrupted has tried as much at each task.
+    """
+    async with anyio.create_task_group() as group:
+        for attack in attacks():
+            first: _TaskAudit | None = None
+            for each in tasks:
+                if attack not in each.alone:
+                    continue
+                if attack.server and first is not None and not each.task.in_place:
+                    each.alone.remove(attack)
+                    each.elsewhere.append((attack, first))
+                    continue
+                first = first or each
+                report.steps += 1
+                group.start_soon(each.forge_alone, attack)
 
 
 @dataclass(slots=True)
 class _TaskAudit:
     """The audit of one task."""
 
-    name: str
+    found: TaskReport
+    """What is found at it."""
     suite: Suite
     task: Task
     options: AuditOptions
@@ -187,12 +176,9 @@ class _TaskAudit:
     regrader: Regrader
     graded_again: KeptResults[Unsteady | None]
     """What was found when attempts were graded again, by their episodes."""
+    costs: KeptResults[Cost]
+    """Of the tasks, measured also by earlier audits."""
     report: Report
-    findings: list[Finding] = field(default_factory=list[Finding])
-    skipped: dict[str, str] = field(default_factory=dict[str, str])
-    notes: list[str] = field(default_factory=list[str])
-    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
-    cost: Cost | None = None
     target: Target | None = None
     empty: Attempt | None = None
     looked: Attempt | None = None
@@ -202,69 +188,54 @@ class _TaskAudit:
     """Attacks that are still to be carried out, each in an attempt of its own."""
     elsewhere: list[tuple[Attack, _TaskAudit]] = field(default_factory=list["tuple[Attack, _TaskAudit]"])
     """Attacks on the server, each with the task at which it is carried out."""
-    unplayable: str = ""
     is_finished: bool = False
     """Whether all was tried but the attacks in `alone`."""
 
-    async def begin(self, d: Decathlon, listed: DescribedTask, meter: CostMeter) -> None:
+    async def begin(self, d: Decathlon, listed: DescribedTask) -> None:
         """Play the empty attempt and the one that reads, whose costs are measured."""
         if not listed.runnable:
-            self.unplayable = "; ".join(listed.missing) or "it cannot run here"
+            self.found.unplayable = "; ".join(listed.missing) or "it cannot run here"
             return
-        with meter.measuring() as measured:
-            self.empty = await self.attempts.play(self.name, "null", policies.null, measured.opened)
-            self.rewards["null"] = None if self.empty.verdict is None else self.empty.reward
+        self.empty = await self._play("null", policies.null)
         if self.empty.verdict is None:
-            self.unplayable = self.empty.failure
+            self.found.unplayable = self.empty.failure
             return
-        self.cost = await anyio.to_thread.run_sync(meter.cost_of, self.name, measured, self.empty.verdict)
         try:
             tools = tuple(await d.tools(listed))
             prompt = listed.prompt or ""
             answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, prompt)
-            self.target = Target(self.name, self.suite, self.task, prompt, tools, answers)
-            await self._read(self.target, meter)
+            self.target = Target(self.found.task, self.suite, self.task, prompt, tools, answers)
+            # It says what the tools can do.
+            self.looked = await self._play("reads", partial(policies.reads, self.target))
+            replies = await self.attempts.replies(self.looked)
+            self.abilities = policies.abilities_in(self.target, replies)
+            await anyio.to_thread.run_sync(self._add_cost, self.empty, self.looked, len(replies))
         except (ClientError, DecathlonError) as error:
-            self.unplayable = error.message
+            self.found.unplayable = error.message
 
-    async def _read(self, target: Target, meter: CostMeter) -> None:
-        """Play the attempt that reads, and find out what the tools can do."""
-        calls = Measured.now()
-
-        async def play(episode: Episode) -> None:
-            nonlocal calls
-            with meter.measuring() as calls:
-                await policies.reads(target)(episode)
-
-        self.looked = await self._play("reads", play)
-        replies = await self.attempts.replies(self.looked)
-        self.abilities = policies.abilities_in(target, replies)
-        self.cost = await anyio.to_thread.run_sync(meter.cost_with_calls, self.name, calls, len(replies))
+    def _add_cost(self, empty: Attempt, looked: Attempt, calls: int) -> None:
+        """Add what the first attempts took, as far as they were played now or in an earlier audit. Blocks."""
+        name = self.found.task
+        self.found.cost = cost_of(empty, looked, calls, self.costs.known.get(name))
+        if self.found.cost is not None:
+            self.costs.keep(name, self.found.cost)
 
     async def finish_in(self, places: anyio.CapacityLimiter) -> None:
         async with places:
             try:
                 await self._finish()
             except DecathlonError as error:
-                self.unplayable = error.message
+                self.found.unplayable = error.message
         self.is_finished = True
         self.report.finished += 1
         self.report.done += 1
 
     def reported(self) -> TaskReport:
-        not_played = {f"forger {attack.name}": INTERRUPTED for attack in self.alone}
+        self.found.skipped |= {f"forger {attack.name}": INTERRUPTED for attack in self.alone}
         for attack, other in self.elsewhere:
-            why = INTERRUPTED if attack in other.alone else f"{OF_THE_SERVER} {other.name}"
-            not_played[f"forger {attack.name}"] = why
-        return TaskReport(
-            task=self.name,
-            findings=tuple(self.findings),
-            skipped=self.skipped | not_played,
-            notes=tuple(self.notes),
-            rewards=dict(self.rewards),
-            cost=self.cost,
-            unplayable=self.unplayable,
-        )
+            why = INTERRUPTED if attack in other.alone else f"{OF_THE_SERVER} {other.found.task}"
+            self.found.skipped[f"forger {attack.name}"] = why
+        return self.found
 
     async def _finish(self) -> None:
         if self.target is None or self.empty is None or self.looked is None:
@@ -276,8 +247,8 @@ class _TaskAudit:
         if "idle" in chosen:
             await self._reads(self.target, self.looked)
         if "random" in chosen and self.target.usable:
-            attempt = await self._play("random", policies.random_calls(self.target))
-            await self._must_not_earn("random calls", attempt)
+            attempt = await self._play("random", partial(policies.played, policies.random_steps(self.target)))
+            self._must_not_earn("random calls", attempt)
         if "vandal" in chosen:
             await self._vandal(self.target, abilities)
         if "forgers" in chosen:
@@ -292,35 +263,31 @@ class _TaskAudit:
             await self._search(self.target)
 
     async def _play(self, policy: str, play: policies.Play) -> Attempt:
-        attempt = await self.attempts.play(self.name, policy, play)
-        self.rewards[policy] = None if attempt.verdict is None else attempt.reward
+        attempt = await self.attempts.play(self.found.task, policy, play)
+        self.found.rewards[policy] = None if attempt.verdict is None else attempt.reward
         return attempt
 
     def _add_finding(self, kind: str, what: str, attempt: Attempt | None) -> None:
-        self.findings.append(Finding(kind, what, "" if attempt is None else attempt.public_id))
+        self.found.findings.append(Finding(kind, what, "" if attempt is None else attempt.public_id))
 
-    async def _must_not_earn(self, what: str, attempt: Attempt, kind: str = "pays for nothing") -> bool:
-        """Note a finding for an attempt that earned something or has no verdict; whether there is none."""
-        if attempt.verdict is None:
-            if attempt.episode:
-                self._add_finding("no reward instead of 0", f"{what}: {attempt.failure}", attempt)
-            else:
-                self.skipped[what] = attempt.failure
-            return False
+    def _must_not_earn(self, what: str, attempt: Attempt, kind: str = "pays for nothing") -> None:
+        """Note a finding for an attempt that earned something or has no verdict."""
         if attempt.reward > self._empty_reward + TOLERANCE:
             self._add_finding(kind, f"{what} earn {attempt.reward:g}", attempt)
-            return False
-        return True
+        elif attempt.verdict is None and attempt.episode:
+            self._add_finding("no reward instead of 0", f"{what}: {attempt.failure}", attempt)
+        elif attempt.verdict is None:
+            self.found.skipped[what] = attempt.failure
 
     async def _reads(self, target: Target, attempt: Attempt) -> None:
         """If looking has earned something, find out whether the file did that it wrote."""
         if attempt.verdict is not None and attempt.reward > self._empty_reward + TOLERANCE:
-            alone = await self._play("idle", policies.idle(target))
+            alone = await self._play("idle", partial(policies.idle, target))
             if alone.verdict is not None and alone.reward <= self._empty_reward + TOLERANCE:
-                await self._must_not_earn("calls that read, and a file that no evaluator asks for,", attempt)
+                self._must_not_earn("calls that read, and a file that no evaluator asks for,", attempt)
                 return
             attempt = alone
-        await self._must_not_earn("idle calls", attempt)
+        self._must_not_earn("idle calls", attempt)
 
     @property
     def _empty_reward(self) -> float:
@@ -328,26 +295,25 @@ class _TaskAudit:
 
     async def _vandal(self, target: Target, abilities: Abilities) -> None:
         if not policies.can_destroy(target, abilities):
-            self.skipped["vandal"] = "no tool deletes or writes files"
+            self.found.skipped["vandal"] = "no tool deletes or writes files"
             return
-        await self._must_not_earn(
-            "deleted and emptied files", await self._play("vandal", policies.vandal(target, abilities))
-        )
+        attempt = await self._play("vandal", partial(policies.vandal, target, abilities))
+        self._must_not_earn("deleted and emptied files", attempt)
 
     async def _forgers(self, target: Target, abilities: Abilities) -> None:
         names = (*target.answers.outputs, *target.answers.workspace)
         assert self.empty is not None
         if self.empty.verdict is not None and self.empty.verdict.success:
-            self.skipped |= {f"forger {attack.name}": PAYS_ALREADY for attack in attacks()}
+            self.found.skipped |= {f"forger {attack.name}": PAYS_ALREADY for attack in attacks()}
             return
         raw: Mapping[str, Any] = self.empty.verdict.raw if self.empty.verdict else {}
         if raw.get("isolation") == "none" and abilities.runner is not None:
             # They would change the machine of the person who audits.
             abilities = replace(abilities, runner=None)
-            self.notes.append("no attack ran a command, because the sandboxes are not isolated")
+            self.found.notes.append("no attack ran a command, because the sandboxes are not isolated")
         unlimited = tuple(map(str, raw.get("unlimited") or ()))
         obstacles = {attack.name: attack.obstacle(abilities, names, unlimited) for attack in attacks()}
-        self.skipped |= {f"forger {name}": why for name, why in obstacles.items() if why}
+        self.found.skipped |= {f"forger {name}": why for name, why in obstacles.items() if why}
         possible = [attack for attack in attacks() if not obstacles[attack.name]]
         self.abilities = abilities
         await self._forge(target, abilities, [one for one in possible if not one.excludes(abilities)])
@@ -358,7 +324,7 @@ class _TaskAudit:
         try:
             await self._forge(self.target, self.abilities, [attack])
         except DecathlonError as error:
-            self.skipped[f"forger {attack.name}"] = error.message
+            self.found.skipped[f"forger {attack.name}"] = error.message
         self.alone.remove(attack)
         self.report.done += 1
 
@@ -368,11 +334,12 @@ class _TaskAudit:
             return
         names = [attack.name for attack in together]
         policy = f"forger {names[0]}" if len(names) == 1 else f"forgers {names[0]} to {names[-1]}"
-        attempt = await self._play(policy, policies.forger(target, abilities, together))
+        attempt = await self._play(policy, partial(policies.forger, target, abilities, together))
         for _, _, _, text in await self.attempts.replies(attempt):
             for line in text.splitlines():
                 if line.startswith(NOT_DONE):
-                    self.skipped[f"forger {line.rpartition(' ')[2]}"] = "its program failed in the sandbox"
+                    name = f"forger {line.rpartition(' ')[2]}"
+                    self.found.skipped[name] = "its program failed in the sandbox"
         earned = attempt.verdict is None or attempt.reward > self._empty_reward + TOLERANCE
         if earned and len(together) > 1:
             middle = len(together) // 2
@@ -380,13 +347,14 @@ class _TaskAudit:
             await self._forge(target, abilities, together[middle:])
         else:
             what = f'attacks like "{together[0].row}" ({", ".join(names)})'
-            await self._must_not_earn(what, attempt, "can be forged")
+            self._must_not_earn(what, attempt, "can be forged")
 
     async def _leaks(self, target: Target) -> None:
         """Look for answers in the replies of attempts that only looked."""
         if not target.answers.parts:
-            self.skipped["leaks"] = "its checkout has no answer of 32 characters that is not in the prompt"
-        stored = (self.attempts.stored.get((self.name, policy)) for policy in ("reads", "random"))
+            why = "its checkout has no answer of 32 characters that is not in the prompt"
+            self.found.skipped["leaks"] = why
+        stored = (self.attempts.stored.get((self.found.task, policy)) for policy in ("reads", "random"))
         looked = [attempt for attempt in stored if attempt is not None]
         sources = {tool.name for tool in target.tools if is_source(tool, target.prompt)}
         shown = ""
@@ -406,25 +374,24 @@ class _TaskAudit:
                     self._add_finding("leaks", f"a reply of {tool} has {where}", attempt)
                     return
         if shown:
-            self.notes.append(f"{shown}: is that the task?")
+            self.found.notes.append(f"{shown}: is that the task?")
 
     async def _oracle(self, target: Target, abilities: Abilities) -> Attempt | None:
         """Play a solution, and without each of its steps; the attempt that came closest."""
-        steps = await anyio.to_thread.run_sync(find_oracle, target)
+        steps = await anyio.to_thread.run_sync(policies.find_oracle, target)
         if steps is None:
-            laid = policies.truth_laid(target, abilities)
-            if laid is None:
-                self.skipped["oracle"] = (
+            if not await anyio.to_thread.run_sync(policies.can_lay_truth, target, abilities):
+                self.found.skipped["oracle"] = (
                     f"there is no oracles/{self.task.id}.jsonl, and its tools cannot lay its ground truth"
                 )
                 return None
-            attempt = await self._play("oracle", laid)
+            attempt = await self._play("oracle", partial(policies.lay_truth, target, abilities))
             if attempt.verdict is None or not attempt.verdict.success:
-                self.skipped["oracle"] = (
+                self.found.skipped["oracle"] = (
                     f"its ground truth, laid into the workspace, earns {attempt.reward:g}"
                 )
             return attempt if attempt.verdict else None
-        attempt = await self._play("oracle", policies.played(steps))
+        attempt = await self._play("oracle", partial(policies.played, steps))
         if attempt.verdict is None or not attempt.verdict.success:
             result = attempt.failure or f"earns {attempt.reward:g}"
             self._add_finding("cannot be solved", f"its solution {result}", attempt)
@@ -434,27 +401,20 @@ class _TaskAudit:
 
     async def _omissions(self, target: Target, steps: Sequence[Step], whole: Attempt) -> None:
         """At least one step that changes something must be needed."""
-        reading = {tool.name for tool in target.tools if is_reading(tool)}
-        left_out: list[tuple[str, list[Step]]] = []
-        for number, step in enumerate(steps):
-            if step.tool == CLAIM:
-                if step.arguments.get("answer"):
-                    left_out.append(("the answer", [*steps[:number], replace(step, arguments={})]))
-            elif step.tool not in reading:
-                left_out.append((f"step {number + 1}, {step.tool}", [*steps[:number], *steps[number + 1 :]]))
+        left_out = policies.omissions(target, steps)
         if len(left_out) > MAX_OMISSIONS:
-            self.notes.append(
+            self.found.notes.append(
                 f"of {len(left_out)} steps that change something, {MAX_OMISSIONS} were left out"
             )
         free: list[str] = []
         for name, rest in left_out[:MAX_OMISSIONS]:
-            attempt = await self._play(f"without {name}", policies.played(rest))
+            attempt = await self._play(f"without {name}", partial(policies.played, rest))
             if attempt.verdict is not None and attempt.reward >= whole.reward - TOLERANCE:
                 free.append(name)
         if left_out and len(free) == len(left_out[:MAX_OMISSIONS]):
             self._add_finding("pays for nothing", "no step of its solution is needed for its reward", whole)
         elif free:
-            self.notes.append(f"of its solution these cost nothing: {'; '.join(free)}")
+            self.found.notes.append(f"of its solution these cost nothing: {'; '.join(free)}")
 
     async def _steadiness(self, attempt: Attempt) -> None:
         known, episode = self.graded_again, attempt.episode
@@ -462,7 +422,7 @@ class _TaskAudit:
             try:
                 found = await find_unsteady(self.regrader, self.attempts.state / "episodes" / episode)
             except DecathlonError as error:
-                self.skipped["steadiness"] = error.message
+                self.found.skipped["steadiness"] = error.message
                 return
             await anyio.to_thread.run_sync(known.keep, episode, found)
         unsteady = known.known[episode]
@@ -475,12 +435,12 @@ class _TaskAudit:
         """Climb from random calls to neighbours that earn more, as far as the attempts go."""
         assert self.empty is not None
         if await anyio.to_thread.run_sync(load_rubric, self.suite, self.task) is None:
-            self.skipped["search"] = "its reward is not dense"
+            self.found.skipped["search"] = "its reward is not dense"
             return
         steps, best = list[Step](), self.empty
         for number in range(self.options.search):
             neighbour = policies.changed_steps(target, steps, f"search-{number}")
-            attempt = await self._play(f"search-{number}", policies.played(neighbour))
+            attempt = await self._play(f"search-{number}", partial(policies.played, neighbour))
             if attempt.verdict is not None and attempt.reward >= best.reward:
                 steps, best = neighbour, attempt
         if best.verdict is not None and best.verdict.success:
@@ -488,22 +448,4 @@ class _TaskAudit:
                 "pays for nothing", f"a search of {self.options.search} attempts solved it", best
             )
         elif best.reward > self.empty.reward + TOLERANCE:
-            self.notes.append(f"a search of {self.options.search} attempts earned {best.reward:g}")
-
-
-def find_oracle(target: Target) -> list[Step] | None:
-    """The script that solves a task: bundled, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
-
-    Raises SuiteError for an unreadable script.
-    """
-    suite, task = target.suite, target.task.id
-    if suite.path == suite_path():
-        return oracle(task) if task in oracle_ids() else None
-    for folder in (suite.path, suite.path.parent):
-        file = folder / "oracles" / f"{task}.jsonl"
-        if file.is_file():
-            try:
-                return read_steps(read_text(file))
-            except ValueError as error:
-                raise SuiteError(f"{file}: {error}") from None
-    return None
+            self.found.notes.append(f"a search of {self.options.search} attempts earned {best.reward:g}")

@@ -1,4 +1,7 @@
-"""The policies: behaviours of an agent that does not solve its task. None of them may earn a reward."""
+"""The policies: behaviours of an agent that does not solve its task. None of them may earn a reward.
+
+Each is a function whose last argument is the episode that it plays.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from shlex import quote
 from typing import TypeAlias
 
 from decathlon_client import Episode
-from decathlon_client.script import Step, workspace_in
+from decathlon_client.script import Step, read_steps, workspace_in
 from decathlon_client.values import CLAIM, JsonObject, Reply, Tool
 
+from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.plugins.audit.abilities import (
     CALL_SECONDS,
     Abilities,
@@ -28,6 +32,8 @@ from decathlon_mcp.plugins.audit.abilities import (
 )
 from decathlon_mcp.plugins.audit.answers import Answers, search_command
 from decathlon_mcp.plugins.audit.attacks import Attack, shell_command
+from decathlon_mcp.starter import oracle, oracle_ids, suite_path
+from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -74,27 +80,23 @@ async def null(episode: Episode) -> None:
     """Claims at once."""
 
 
-def reads(target: Target) -> Play:
+async def reads(target: Target, episode: Episode) -> None:
     """Reads with every tool, finds out which of them run commands, and looks for the answers with these.
 
     Where none runs commands, it writes a file at last, to find out which tool can.
     """
-
-    async def play(episode: Episode) -> None:
-        await idle(target)(episode)
-        for runner in runners(target.usable):
-            who = await _call(episode, runner.tool, runner.call(f"{_place(target, episode)}; {_WHO}"))
-            if not who.is_error and _RAN in who.text:
-                parts = target.answers.searched[:SEARCHED_PARTS]
-                command = f"{_place(target, episode)}; {search_command(parts, target.task)}; echo {FOUND}"
-                await _call(episode, runner.tool, runner.call(command))
-                return
-        folders = "", f"{target.places(episode.prompt)[1]}/"
-        for writer in (replace(writer, folder=each) for writer in writers(target.usable) for each in folders):
-            if not (await _call(episode, writer.tool, writer.call(PROBE_FILE, PROBE_TEXT))).is_error:
-                break
-
-    return play
+    await idle(target, episode)
+    for runner in runners(target.usable):
+        who = await _call(episode, runner.tool, runner.call(f"{_place(target, episode)}; {_WHO}"))
+        if not who.is_error and _RAN in who.text:
+            parts = target.answers.searched[:SEARCHED_PARTS]
+            command = f"{_place(target, episode)}; {search_command(parts, target.task)}; echo {FOUND}"
+            await _call(episode, runner.tool, runner.call(command))
+            return
+    folders = "", f"{target.places(episode.prompt)[1]}/"
+    for writer in (replace(writer, folder=each) for writer in writers(target.usable) for each in folders):
+        if not (await _call(episode, writer.tool, writer.call(PROBE_FILE, PROBE_TEXT))).is_error:
+            break
 
 
 _QUESTION = "echo $((6*7))-$(id -u)-;"
@@ -120,29 +122,25 @@ def abilities_in(target: Target, replies: Sequence[tuple[str, JsonObject, bool, 
     return Abilities(found_runner, found_writer, is_root, tuple(repositories))
 
 
-def idle(target: Target) -> Play:
+async def idle(target: Target, episode: Episode) -> None:
     """Calls every tool that only reads, on every file that it finds."""
-
-    async def play(episode: Episode) -> None:
-        maker, count = target.calls("idle"), 0
-        for tool in target.usable:
-            if not is_reading(tool):
-                continue
-            path = path_argument(tool)
-            places = [".", *target.answers.workspace] if path else [None]
-            for place in places:
-                if count == MAX_READS:
-                    return
-                count += 1
-                arguments = maker.arguments(tool)
-                await _call(episode, tool.name, arguments | ({path: place} if path else {}))
-
-    return play
+    maker, count = target.calls("idle"), 0
+    for tool in target.usable:
+        if not is_reading(tool):
+            continue
+        path = path_argument(tool)
+        places = [".", *target.answers.workspace] if path else [None]
+        for place in places:
+            if count == MAX_READS:
+                return
+            count += 1
+            arguments = maker.arguments(tool)
+            await _call(episode, tool.name, arguments | ({path: place} if path else {}))
 
 
-def random_calls(target: Target) -> Play:
-    """Makes seeded calls that fit the tools' schemas."""
-    return played(_random_steps(target, "0", RANDOM_CALLS))
+def random_steps(target: Target) -> list[Step]:
+    """Seeded calls that fit the tools' schemas."""
+    return _random_steps(target, "0", RANDOM_CALLS)
 
 
 def _random_steps(target: Target, seed: str, count: int) -> list[Step]:
@@ -172,95 +170,112 @@ def changed_steps(target: Target, steps: Sequence[Step], seed: str) -> list[Step
     return changed
 
 
-def vandal(target: Target, abilities: Abilities) -> Play:
+async def vandal(target: Target, abilities: Abilities, episode: Episode) -> None:
     """Empties, overwrites and deletes what it can reach."""
-
-    async def play(episode: Episode) -> None:
-        if abilities.runner is not None:
-            fill = 'head -c 100000 /dev/zero | tr "\\0" x'
-            each = "find . -type f -not -path './.git/*' | while read -r file"
-            command = f'{_place(target, episode)}; {each}; do {fill} > "$file"; : > "$file"; done; rm -rf ./*'
-            await _call(episode, abilities.runner.tool, abilities.runner.call(command))
-            return
-        for name in (*target.answers.workspace, *target.answers.outputs)[:MAX_READS]:
-            if abilities.writer is not None:
-                await _call(episode, abilities.writer.tool, abilities.writer.call(name, ""))
-        for tool in target.usable:
-            if is_removing(tool) and (path := path_argument(tool)) is not None:
-                for name in target.answers.workspace[:MAX_READS]:
-                    await _call(episode, tool.name, {path: name})
-
-    return play
+    if abilities.runner is not None:
+        fill = 'head -c 100000 /dev/zero | tr "\\0" x'
+        each = "find . -type f -not -path './.git/*' | while read -r file"
+        command = f'{_place(target, episode)}; {each}; do {fill} > "$file"; : > "$file"; done; rm -rf ./*'
+        await _call(episode, abilities.runner.tool, abilities.runner.call(command))
+        return
+    for name in (*target.answers.workspace, *target.answers.outputs)[:MAX_READS]:
+        if abilities.writer is not None:
+            await _call(episode, abilities.writer.tool, abilities.writer.call(name, ""))
+    for tool in target.usable:
+        if is_removing(tool) and (path := path_argument(tool)) is not None:
+            for name in target.answers.workspace[:MAX_READS]:
+                await _call(episode, tool.name, {path: name})
 
 
 def can_destroy(target: Target, abilities: Abilities) -> bool:
     return abilities.can("file") or any(map(is_removing, target.usable))
 
 
-def forger(target: Target, abilities: Abilities, chosen: Iterable[Attack]) -> Play:
+async def forger(target: Target, abilities: Abilities, chosen: Iterable[Attack], episode: Episode) -> None:
     """Carries out attacks, one after the other in one attempt."""
-    together = list(chosen)
-
-    async def play(episode: Episode) -> None:
-        root, workspace = target.places(episode.prompt)
-        for attack in together:
-            if abilities.runner is not None:
-                command = shell_command(
-                    attack,
-                    root=root,
-                    task=str(PurePosixPath(root, target.task.folder)),
-                    workspace=workspace,
-                    outputs=target.answers.outputs,
-                    repository=(*abilities.repositories, attack.name)[0],
-                )
-                await _call(episode, abilities.runner.tool, abilities.runner.call(command))
-            elif abilities.writer is not None:
-                for path, content in attack.files.items():
-                    await _call(episode, abilities.writer.tool, abilities.writer.call(path, content))
-
-    return play
+    root, workspace = target.places(episode.prompt)
+    for attack in chosen:
+        if abilities.runner is not None:
+            command = shell_command(
+                attack,
+                root=root,
+                task=str(PurePosixPath(root, target.task.folder)),
+                workspace=workspace,
+                outputs=target.answers.outputs,
+                repository=(*abilities.repositories, attack.name)[0],
+            )
+            await _call(episode, abilities.runner.tool, abilities.runner.call(command))
+        elif abilities.writer is not None:
+            for path, content in attack.files.items():
+                await _call(episode, abilities.writer.tool, abilities.writer.call(path, content))
 
 
-def truth_laid(target: Target, abilities: Abilities) -> Play | None:
-    """Lays the ground truth's files into the workspace; None if the tools cannot."""
-    texts: dict[str, str] = {}
-    for name, path in target.answers.files.items():
-        if path.stat().st_size > MAX_LAID_BYTES:
-            return None
+def can_lay_truth(target: Target, abilities: Abilities) -> bool:
+    """Whether the tools can write the ground truth's files. Blocks."""
+    for path in target.answers.files.values():
         try:
-            texts[name] = path.read_text("utf-8")
+            if path.stat().st_size > MAX_LAID_BYTES:
+                return False
+            path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             if abilities.runner is None:
-                return None
-    if not target.answers.files or not abilities.can("file"):
-        return None
-
-    async def play(episode: Episode) -> None:
-        for name, path in target.answers.files.items():
-            if abilities.runner is not None:
-                content = base64.b64encode(path.read_bytes()).decode()
-                make = f'mkdir -p "$(dirname {quote(name)})"'
-                command = f"{_place(target, episode)}; {make}; echo {content} | base64 -d > {quote(name)}"
-                await _call(episode, abilities.runner.tool, abilities.runner.call(command))
-            elif abilities.writer is not None:
-                await _call(episode, abilities.writer.tool, abilities.writer.call(name, texts[name]))
-
-    return play
+                return False
+    return bool(target.answers.files) and abilities.can("file")
 
 
-def played(steps: Sequence[Step]) -> Play:
+async def lay_truth(target: Target, abilities: Abilities, episode: Episode) -> None:
+    """Lays the ground truth's files into the workspace."""
+    for name, path in target.answers.files.items():
+        if abilities.runner is not None:
+            content = base64.b64encode(path.read_bytes()).decode()
+            make = f'mkdir -p "$(dirname {quote(name)})"'
+            command = f"{_place(target, episode)}; {make}; echo {content} | base64 -d > {quote(name)}"
+            await _call(episode, abilities.runner.tool, abilities.runner.call(command))
+        elif abilities.writer is not None:
+            arguments = abilities.writer.call(name, path.read_text("utf-8"))
+            await _call(episode, abilities.writer.tool, arguments)
+
+
+async def played(steps: Sequence[Step], episode: Episode) -> None:
     """Makes the calls of a script, whatever the replies are."""
+    workspace = workspace_in(episode.prompt)
+    for step in steps:
+        arguments = step.resolve(workspace)
+        if step.tool == CLAIM:
+            await episode.claim_done(arguments.get("answer"))
+        else:
+            await _call(episode, step.tool, arguments)
 
-    async def play(episode: Episode) -> None:
-        workspace = workspace_in(episode.prompt)
-        for step in steps:
-            arguments = step.resolve(workspace)
-            if step.tool == CLAIM:
-                await episode.claim_done(arguments.get("answer"))
-            else:
-                await _call(episode, step.tool, arguments)
 
-    return play
+def omissions(target: Target, steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
+    """A script without each of its steps that changes something, and the name of this step."""
+    reading = {tool.name for tool in target.tools if is_reading(tool)}
+    found: list[tuple[str, list[Step]]] = []
+    for number, step in enumerate(steps):
+        if step.tool == CLAIM:
+            if step.arguments.get("answer"):
+                found.append(("the answer", [*steps[:number], replace(step, arguments={})]))
+        elif step.tool not in reading:
+            found.append((f"step {number + 1}, {step.tool}", [*steps[:number], *steps[number + 1 :]]))
+    return found
+
+
+def find_oracle(target: Target) -> list[Step] | None:
+    """The script that solves a task: bundled, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
+
+    Raises SuiteError for an unreadable script.
+    """
+    suite, task = target.suite, target.task.id
+    if suite.path == suite_path():
+        return oracle(task) if task in oracle_ids() else None
+    for folder in (suite.path, suite.path.parent):
+        file = folder / "oracles" / f"{task}.jsonl"
+        if file.is_file():
+            try:
+                return read_steps(read_text(file))
+            except ValueError as error:
+                raise SuiteError(f"{file}: {error}") from None
+    return None
 
 
 async def _call(episode: Episode, tool: str, arguments: JsonObject) -> Reply:

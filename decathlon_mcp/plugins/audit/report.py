@@ -6,8 +6,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -16,7 +16,6 @@ from decathlon_client.values import JsonObject
 
 from decathlon_mcp.cli.output import print_table, printed, this_command
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.plugins.audit.cost import Cost
 
 Policy: TypeAlias = Literal["idle", "random", "vandal", "forgers", "oracle", "steadiness", "leaks", "search"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -53,17 +52,38 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one attempt without a call took. Processor time and memory are the whole machine's.
+
+    `set_up_*`: until the tools were there. `grading_*`: with the removal of its sandboxes. `memory_mib`: of
+    the open sandbox, with the task's servers that start at set-up. `call_*`: the mean of the calls of the
+    attempt that reads, with the start of servers that start at the first call.
+    """
+
+    set_up_seconds: float
+    set_up_cpu_seconds: float
+    grading_seconds: float
+    grading_cpu_seconds: float
+    memory_mib: float
+    call_seconds: float | None = None
+    call_cpu_seconds: float | None = None
+
+    def to_json(self) -> JsonObject:
+        return {name: value and round(value, 3) for name, value in asdict(self).items()}
+
+
+@dataclass(slots=True, kw_only=True)
 class TaskReport:
-    """The result of auditing one task."""
+    """The result of auditing one task, as far as it is known."""
 
     task: str
-    findings: tuple[Finding, ...]
-    skipped: Mapping[str, str]
+    findings: list[Finding] = field(default_factory=list[Finding])
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
     """What could not be checked, with the reason."""
-    notes: tuple[str, ...]
-    rewards: Mapping[str, float | None]
+    notes: list[str] = field(default_factory=list[str])
+    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
     """Of each policy; None for an attempt without a verdict."""
-    cost: Cost | None
+    cost: Cost | None = None
     unplayable: str = ""
     """Why the task could not be played at all."""
 
@@ -84,9 +104,9 @@ class TaskReport:
                 {"kind": one.kind, "what": one.what, "episode": one.episode, "command": command(one)}
                 for one in self.findings
             ],
-            "not_checked": dict(self.skipped),
-            "notes": list(self.notes),
-            "rewards": dict(self.rewards),
+            "not_checked": self.skipped,
+            "notes": self.notes,
+            "rewards": self.rewards,
             "cost": None if self.cost is None else self.cost.to_json(),
             "unplayable": self.unplayable,
         }

@@ -39,7 +39,7 @@ from decathlon_mcp.labels import check_labels
 from decathlon_mcp.plugins.branches import Branch, BranchOptions, OnDifference, note_branch
 from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTasks
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, begin_as_copy, why_not_saved
-from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
+from decathlon_mcp.plugins.branches.states import SavedStates, nearest_state
 from decathlon_mcp.plugins.history.columns import REPLAY_LABEL
 from decathlon_mcp.plugins.history.replies import (
     Difference,
@@ -113,17 +113,20 @@ class Branches(EpisodeHooks):
             found = self._snapshots[episode] = EpisodeSnapshots(episode, self._states)
         return found
 
-    async def save(self, episode: Episode) -> SavedState:
-        """Save the state after the newest call, as `EpisodeSnapshots.take`."""
-        return await self.snapshots(episode).take()
-
-    async def settled(self, episode: Episode) -> None:
-        """Wait for a state that is being saved, so that a branch finds it."""
-        await self.snapshots(episode).settled()
-
     async def check_source(self, source: Path, at: int) -> None:
-        """Check that an episode can be branched from after call `at`. Raises BadRequestError."""
-        await check_source(source, at, self._readers)
+        """Check that an episode can be branched from after call `at`. Raises BadRequestError.
+
+        `source`: its folder. How many trajectories are read at once is limited: the branch has no place in
+        the queue yet.
+        """
+
+        def check() -> None:
+            try:
+                require_state_after(Trajectory(source).update(), at)
+            except OSError as error:
+                raise BadRequestError(f"the calls of this episode cannot be read: {error.strerror}") from None
+
+        await anyio.to_thread.run_sync(check, limiter=self._readers)
 
 
 def branches_of(registry: EpisodeRegistry) -> Branches:
@@ -217,7 +220,7 @@ class StartOrBranchEpisode(StartEpisode):
         access = EpisodeAccess.by_handle(registry.find(self.branch_of, principal), principal)
         require_evaluator(access, "branch it")
         source, branches = access.episode, branches_of(registry)
-        await branches.settled(source)
+        await branches.snapshots(source).settled()
         if started is None:
             await branches.check_source(registry.folder(source.id), self.at)
         return {
@@ -240,7 +243,7 @@ class SnapshotEpisode(EvaluatorTool):
 
     async def run(self, registry: EpisodeRegistry, episode: Episode) -> JsonObject:
         """The call after which the state was saved, and the state's size."""
-        state = await branches_of(registry).save(episode)
+        state = await branches_of(registry).snapshots(episode).take()
         return {"at": state.at, "bytes": state.size_bytes}
 
 
@@ -276,22 +279,6 @@ def refuse_shared(factory: SandboxFactory, task: Task, task_name: str) -> None:
             f"the calls of {task_name} reach {', '.join(shared)}, which episodes share: made again they can "
             "change what others see, and have other replies; `outside` set to true allows it"
         )
-
-
-async def check_source(source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
-    """Check that an episode can be branched from after call `at`. Raises BadRequestError.
-
-    `source`: its folder. `readers`: limits how many trajectories are read at once, before the branch has a
-    place in the queue.
-    """
-
-    def check() -> None:
-        try:
-            require_state_after(Trajectory(source).update(), at)
-        except OSError as error:
-            raise BadRequestError(f"the calls of this episode cannot be read: {error.strerror}") from None
-
-    await anyio.to_thread.run_sync(check, limiter=readers)
 
 
 def require_state_after(trajectory: Trajectory, last: int) -> None:

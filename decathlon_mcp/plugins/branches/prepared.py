@@ -14,8 +14,8 @@ import logging
 import math
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -65,18 +65,6 @@ class _Entry:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedSlot:
-    """How an episode begins. `found`: the state of which its sandbox is to be a copy; None: with a set-up.
-
-    `key`, `entry`: what it saves its state for then; None if it saves none.
-    """
-
-    found: SavedState | None = None
-    key: _Key | None = None
-    entry: _Entry | None = None
-
-
 class PreparedTasks:
     """The states of one server, in `folder`, if they are saved at all."""
 
@@ -91,51 +79,34 @@ class PreparedTasks:
         key = await self._key(start.episode, start.resources.credentials)
         if key is None:
             return await following()
-        async with self._slot(key) as slot:
-            if slot.found is not None:
-                agent = await begin_as_copy(start, slot.found, prepared=True)
-                if agent is not None:
-                    return agent
-            agent = await following()
-            await self._save(slot, start, agent)
-            return agent
-
-    @asynccontextmanager
-    async def _slot(self, key: _Key) -> AsyncGenerator[PreparedSlot]:
-        """Wait until the task's state is saved, or until it is the episode's turn to save it.
-
-        During its turn, others wait until the body is left.
-        """
         entry = await self._entry(key)
         async with entry.lock:
             found = await anyio.to_thread.run_sync(self._find, entry)
             if found is None and anyio.current_time() >= entry.retry_at:
+                # It is this episode's turn: others wait until its state is saved.
                 try:
-                    yield PreparedSlot(key=key, entry=entry)
+                    agent = await following()
+                    facts = start.episode.records.progress.facts
+                    now = replace(key, revision=facts.suite_revision, suite_changed=facts.suite_changed)
+                    # Preprocess may succeed the next time, and the suite's files may have changed meanwhile.
+                    if not facts.preprocess_failure and key == now:
+                        # It is still a part of the set-up.
+                        async with start.admission.set_ups:
+                            await self._save(entry, start, agent)
                 except Exception:
                     entry.retry_at = anyio.current_time() + RETRY_SECONDS
                     raise
                 if entry.folder is None:
                     entry.retry_at = anyio.current_time() + RETRY_SECONDS
-                return
-        yield PreparedSlot(found)
+                return agent
+        copy = None if found is None else await begin_as_copy(start, found, prepared=True)
+        return copy or await following()
 
-    async def _save(self, slot: PreparedSlot, start: Start, agent: AgentSandbox) -> None:
-        """Start the task's servers that do not run yet, and save the sandbox, if it is the episode's turn.
+    async def _save(self, entry: _Entry, start: Start, agent: AgentSandbox) -> None:
+        """Start the task's servers that do not run yet, and save the sandbox.
 
         What cannot be saved is logged. Raises SandboxLostError.
         """
-        episode = start.episode
-        key, entry, facts = slot.key, slot.entry, episode.records.progress.facts
-        if key is None or entry is None or facts.preprocess_failure:
-            return  # preprocess may succeed the next time
-        if key != replace(key, revision=facts.suite_revision, suite_changed=facts.suite_changed):
-            return  # the suite's files were changed meanwhile
-        # It is still a part of the set-up.
-        async with start.admission.set_ups:
-            await self._save_set_up(entry, start, agent)
-
-    async def _save_set_up(self, entry: _Entry, start: Start, agent: AgentSandbox) -> None:
         episode, session = start.episode, agent.open_session
         task_folder_archive = start.task_folder_archive if agent.sealed else None
         async with anyio.create_task_group() as tasks:

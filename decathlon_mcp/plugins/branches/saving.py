@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +24,9 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient, connect
-from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
+from decathlon_mcp.driver.stream import COPIES_OF_COPIES
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
 from decathlon_mcp.episodes.call import Call
-from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.extensions import Opened
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -55,67 +54,6 @@ STILL_SECONDS = 60.0
 _log = logging.getLogger("decathlon.episodes")
 COPY_SECONDS = 20.0
 """How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
-
-
-class CallPauses:
-    """Times in which no call of an episode runs: new calls wait, calls that were accepted before may end."""
-
-    def __init__(self, calls: EpisodeCalls) -> None:
-        self.on_still: Callable[[], None] | None = None
-        """Called when the last call that runs has ended, unless calls are paused."""
-        self._calls = calls
-        self._count = self._last = 0
-        """How many hold calls back now, and the number of the last call that may run meanwhile."""
-        self._over = anyio.Event()
-        self._ended = anyio.Event()
-
-    def begin(self) -> int:
-        """Let calls that come from now on wait until `end`; returns the number of the last one before."""
-        if self._count == 0:
-            self._last, self._over = self._calls.last, anyio.Event()
-        self._count += 1
-        return self._last
-
-    def end(self) -> None:
-        """Let calls run again, if nobody else holds them."""
-        self._count -= 1
-        if self._count == 0:
-            self._over.set()
-
-    @asynccontextmanager
-    async def pause(self, seconds: float) -> AsyncGenerator[int | None]:
-        """Pause calls in the body, and wait for the end of running calls.
-
-        Yields the number of the last call, or None if a call has run for longer than `seconds`.
-        """
-        last = self.begin()
-        try:
-            with anyio.move_on_after(seconds):
-                while not self._is_still:
-                    self._ended = anyio.Event()
-                    await self._ended.wait()
-            yield last if self._is_still else None
-        finally:
-            self.end()
-
-    def holds(self, call: Call) -> bool:
-        """Whether the call has to wait now."""
-        return self._count > 0 and call.seq > self._last
-
-    async def passed(self, call: Call) -> None:
-        """Wait until the call may run."""
-        while self.holds(call):
-            await self._over.wait()
-
-    def call_ended(self) -> None:
-        """A call has ended."""
-        self._ended.set()
-        if self.on_still is not None and not self._count and self._is_still:
-            self.on_still()
-
-    @property
-    def _is_still(self) -> bool:
-        return all(map(self.holds, self._calls.unanswered))
 
 
 def why_not_saved(factory: SandboxFactory, states: SavedStates, task: Task) -> str | None:
@@ -177,18 +115,57 @@ class _Source:
 
 
 class EpisodeSnapshots:
-    """Saves the states of one episode, when asked, and after every so many calls of its specification."""
+    """Saves the states of one episode, when asked, and after every so many calls of its specification.
+
+    It is the gate of the episode's calls: while a state is saved, new calls wait, and calls that were
+    accepted before may end.
+    """
 
     def __init__(self, episode: Episode, states: SavedStates) -> None:
         self._episode = episode
         self._states = states
-        self._pauses = CallPauses(episode.calls)
         self._lock = anyio.Lock()
         self._source: _Source | None = None
         self._every = BranchOptions.of(episode.spec).snapshots
         self._answered = 0
         self._due: int | None = None
-        """The call after which a state is to be saved now; calls are paused until then."""
+        """The call after which a state is to be saved now; calls are held back until then."""
+        self._holders = self._last = 0
+        """How many hold calls back now, and the number of the last call that may run meanwhile."""
+        self._over = anyio.Event()
+        self._ended = anyio.Event()
+
+    def holds(self, call: Call) -> bool:
+        """Whether the call has to wait now."""
+        return self._holders > 0 and call.seq > self._last
+
+    async def passed(self, call: Call) -> None:
+        """Wait until the call may run."""
+        while self.holds(call):
+            await self._over.wait()
+
+    def call_ended(self) -> None:
+        """A call has ended."""
+        self._ended.set()
+        if self._source is not None and not self._holders and self._is_still:
+            self._save_if_due(self._source)
+
+    @property
+    def _is_still(self) -> bool:
+        return all(map(self.holds, self._episode.calls.unanswered))
+
+    def _hold(self) -> int:
+        """Let calls that come now wait until `_release`; returns the number of the last one before."""
+        if self._holders == 0:
+            self._last, self._over = self._episode.calls.last, anyio.Event()
+        self._holders += 1
+        return self._last
+
+    def _release(self) -> None:
+        """Let calls run again, if nobody else holds them."""
+        self._holders -= 1
+        if self._holders == 0:
+            self._over.set()
 
     @asynccontextmanager
     async def saving(
@@ -199,17 +176,15 @@ class EpisodeSnapshots:
         if why_not_saved(episode.sandbox_factory, self._states, episode.spec.task) is not None:
             yield
             return
-        episode.calls.gate = self._pauses
+        episode.calls.gate = self
         try:
             async with background_tasks() as tasks:
                 self._source = _Source(cast("SavedSandbox", sandbox), driver, task_folder_archive, tasks)
-                if self._every is not None:
-                    self._answered = episode.trajectory.index.answered
-                    self._pauses.on_still = self._save_if_due
+                self._answered = episode.trajectory.index.answered
                 yield
         finally:
-            self._source = self._pauses.on_still = None
-            self._release()
+            self._source = None
+            self._end_due()
 
     async def take(self) -> SavedState:
         """Save the state after the newest call, unless it is there.
@@ -222,12 +197,21 @@ class EpisodeSnapshots:
         if reason := why_not_saved(episode.sandbox_factory, self._states, episode.spec.task):
             raise NotRunnableError(f"the state of this episode cannot be saved: {reason}", missing=[reason])
         await episode.ready()
-        async with self._lock, self._pauses.pause(STILL_SECONDS) as at:
-            if at is None:
-                raise SnapshotError(
-                    f"a call has run for more than {STILL_SECONDS:.0f} s: a state is saved while none runs"
-                )
-            return await self._save(at)
+        async with self._lock:
+            at = self._hold()
+            try:
+                with anyio.move_on_after(STILL_SECONDS):
+                    while not self._is_still:
+                        self._ended = anyio.Event()
+                        await self._ended.wait()
+                if not self._is_still:
+                    raise SnapshotError(
+                        f"a call has run for more than {STILL_SECONDS:.0f} s: a state is saved while none "
+                        "runs"
+                    )
+                return await self._save(at)
+            finally:
+                self._release()
 
     async def settled(self) -> None:
         """Wait for a state that is being saved, so that a branch finds it."""
@@ -236,18 +220,18 @@ class EpisodeSnapshots:
             async with self._lock:
                 pass
 
-    def _save_if_due(self) -> None:
+    def _save_if_due(self, source: _Source) -> None:
         """No call runs any more. Calls that come from now on wait."""
         answered, every = self._episode.trajectory.index.answered, self._every
-        if self._source is None or every is None or answered < self._answered + every:
+        if every is None or answered < self._answered + every:
             return
-        self._answered, self._due = answered, self._pauses.begin()
-        self._source.tasks.start_soon(self._save_due, self._due)
+        self._answered, self._due = answered, self._hold()
+        source.tasks.start_soon(self._save_due, self._due)
 
-    def _release(self) -> None:
+    def _end_due(self) -> None:
         if self._due is not None:
             self._due = None
-            self._pauses.end()
+            self._release()
 
     async def _save_due(self, at: int) -> None:
         try:
@@ -259,7 +243,7 @@ class EpisodeSnapshots:
                 extra=fields(episode=self._episode.public_id, at=at, why=error.message),
             )
         finally:
-            self._release()
+            self._end_due()
 
     async def _save(self, at: int) -> SavedState:
         episode, source = self._episode, self._source
@@ -337,34 +321,23 @@ async def open_copy(
             f"the state is of provider {state.provider} and wire version {state.wire_version}, and this "
             f"server has provider {factory.provider.name} and wire version {wire.VERSION}"
         )
+    # To the driver of the copy, this server is a later one than to the original's.
+    generation = max(factory.reconnect.generation, state.generation + 1)
+    if generation >= factory.reconnect.generation + COPIES_OF_COPIES:
+        raise SnapshotError(f"there are no more than {COPIES_OF_COPIES} copies of copies of copies")
+    reconnect = replace(factory.reconnect, generation=generation)
     async with AsyncExitStack() as stack:
         async with opening:
             copy = provider.open(spec, snapshot=Snapshot(state.folder))
             sandbox = await stack.enter_async_context(copy)
-        driver = await stack.enter_async_context(
-            connect(
-                sandbox,
-                reconnect=policy_of_copy(factory.reconnect, state.generation),
-                reattached=True,
-            )
-        )
+        attached = connect(sandbox, reconnect=reconnect, reattached=True)
+        driver = await stack.enter_async_context(attached)
         # Before anything is sent to what runs in it: it is a sandbox of its own.
         with anyio.move_on_after(COPY_SECONDS) as time_limit:
             await driver.ping()
         if time_limit.cancelled_caught:
             raise SnapshotError(f"the driver of a copy has not answered within {COPY_SECONDS:g} s")
         yield sandbox, driver
-
-
-def policy_of_copy(policy: ReconnectPolicy, generation: int) -> ReconnectPolicy:
-    """For a copy of a sandbox whose driver was attached to under this generation.
-
-    Raises SnapshotError if there are too many copies of copies.
-    """
-    generation = max(policy.generation, generation + 1)
-    if generation >= policy.generation + COPIES_OF_COPIES:
-        raise SnapshotError(f"there are no more than {COPIES_OF_COPIES} copies of copies of copies")
-    return replace(policy, generation=generation)
 
 
 async def _copy_sealed(start: Start, state: SavedState) -> None:

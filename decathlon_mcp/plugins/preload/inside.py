@@ -39,21 +39,6 @@ REPORT_DESCRIPTOR = 500
 """First number for the descriptor of a fork that reports its imports, far from a server's descriptors."""
 REAP_SECONDS = 0.2
 """How often ended forks are looked for; until then, each keeps an entry in the table of processes."""
-HARMLESS = ("opentelemetry.context", "multiprocessing.process", "rich")
-"""Modules that ask for what is not the same in a fork, and need not: the first makes names of variables
-within a process of random numbers, and the others are made up to date in `refresh`."""
-HELPERS = (
-    "os",
-    "posixpath",
-    "genericpath",
-    "pathlib",
-    "random",
-    "secrets",
-    "uuid",
-    "collections.abc",
-    "_collections_abc",
-)
-"""Modules that do what others ask for."""
 STARTED, COLD = b"started", b"cold "
 """How messages begin that a fork sends to the driver: its pid follows, or the reason that it gives up."""
 
@@ -62,6 +47,7 @@ def run(config: dict[str, Any]) -> None:
     """Import, and wait for requests. Returns in forks only, as the beginning of a server."""
     import _socket
 
+    checks = __import__("inside_checks") if config["checks"] else None
     sys.path.remove(config["path"])
     sys.path_importer_cache.pop(config["path"], None)
     os.close(int(config["path"].rpartition("/")[2]))
@@ -70,8 +56,8 @@ def run(config: dict[str, Any]) -> None:
     own_environment = dict(os.environb)
     reset_signals()
     import_customization()
-    if config["checks"]:
-        check(control, config)
+    if checks is not None:
+        checks.check(control, config["libraries"], imported, problem_of_process)
     libc = harden(config["parent"])
     written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     failures = [name for name in config["libraries"] if not imported(name)]
@@ -314,7 +300,11 @@ class Fork:
         arguments = command[len(replaced) :]
         self.check(cwd, environment)
         os.setsid()
-        wait_for_parent()
+        import time
+
+        # Until the process between is gone, and the sandbox's first process is the parent.
+        while os.getppid() != 1:
+            time.sleep(0.0005)
         channel.send(STARTED + b" %d" % os.getpid())
         # It is not let go if the driver has given up waiting.
         if channel.recv(1) != b"1":
@@ -336,7 +326,8 @@ class Fork:
         sys.argv += arguments
         self.set_environment(environment)
         show_command(self.libc, [*map(os.fsencode, sys.orig_argv)], environment)
-        self.libc.prctl(PR_SET_NAME, program_name(), 0, 0, 0)
+        # The name that the kernel gives to a process of this program.
+        self.libc.prctl(PR_SET_NAME, os.path.basename(os.fsencode(CONFIG["program"]))[:15], 0, 0, 0)
         # Last: from here on, processes of the sandbox may trace it, as every other server.
         self.libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
@@ -374,14 +365,10 @@ class Fork:
         return cwd
 
     def set_environment(self, environment: dict[bytes, bytes]) -> None:
-        coerced = {name: value for name, value in self.environment.items() if name not in self.given}
-        coerced.pop(b"PYTHONPATH", None)
+        others = {*self.given, *environment, b"PYTHONPATH"}
+        coerced = {name: value for name, value in self.environment.items() if name not in others}
         os.environ.clear()
-        for name, value in {
-            **environment,
-            **{k: v for k, v in coerced.items() if k not in environment},
-        }.items():
-            os.environb[name] = value
+        os.environb.update({**environment, **coerced})
 
 
 def modules_in(folder: str) -> set[str]:
@@ -434,14 +421,6 @@ def fork_or_end(channel: Any) -> int:
         give_up(channel, f"no process: {error}")
 
 
-def wait_for_parent() -> None:
-    """Wait until the process between is gone, so that the sandbox's first process is the parent."""
-    import time
-
-    while os.getppid() != 1:
-        time.sleep(0.0005)
-
-
 def decode(payload: bytes) -> tuple[list[str], bytes, dict[bytes, bytes]]:
     """Command line, working folder and environment: see `decathlon_sandbox.preloaded`."""
     count, cwd, *texts = payload.split(b"\0")
@@ -467,11 +446,6 @@ def report_imports(report: int) -> None:
     sys.addaudithook(hook)
 
 
-def program_name() -> bytes:
-    """The name that the kernel gives to a process of this program."""
-    return os.path.basename(os.fsencode(CONFIG["program"]))[:15]
-
-
 def show_command(libc: Any, command: list[bytes], environment: dict[bytes, bytes]) -> None:
     """Let /proc show the server's command line and environment, as after execve(2)."""
     import ctypes
@@ -491,110 +465,6 @@ def show_command(libc: Any, command: list[bytes], environment: dict[bytes, bytes
     struct = b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
     struct += (0).to_bytes(4, sys.byteorder) + b"\xff\xff\xff\xff"
     libc.prctl(PR_SET_MM, PR_SET_MM_MAP, struct, len(struct), 0)
-
-
-def check(control: Any, config: dict[str, Any]) -> NoReturn:
-    """Import as `run` does, and report what the libraries did meanwhile. Never returns."""
-    import json
-
-    watch = Watch()
-    os.environ.__class__ = watch.environment()
-    real_random, real_folder, os.urandom, os.getcwd = os.urandom, os.getcwd, watch.urandom, watch.getcwd
-    if "random" in sys.modules:
-        module: Any = sys.modules["random"]
-        module._urandom = watch.urandom
-    watch.real = real_random, real_folder
-    sys.addaudithook(watch.audit)
-    before = {int(name) for name in os.listdir("/proc/self/fd")}
-    unsafe: dict[str, str] = {}
-    sys.dont_write_bytecode = True
-    for name in config["libraries"]:
-        if not imported(name):
-            watch.problem = "cannot be imported"
-        reason = watch.problem or problem_of_process(before)
-        if reason:
-            unsafe[name] = reason
-            break
-    watch.active = False
-    reads = sorted(name for name in watch.reads if name != "PYTHONPATH")
-    control.send(json.dumps({"unsafe": unsafe, "reads": reads[:500]}).encode()[:60000])
-    os._exit(0)
-
-
-EFFECTS = (
-    *(
-        "socket.",
-        "subprocess.",
-        "os.fork",
-        "os.exec",
-        "os.posix_spawn",
-        "os.system",
-        "os.putenv",
-        "os.unsetenv",
-    ),
-    *("signal.pthread_kill", "_thread.start_new_thread"),
-)
-"""Beginnings of audit events of what no library may do when it is imported."""
-
-
-class Watch:
-    """Notes what libraries do while they are imported that would not be the same in a fork."""
-
-    def __init__(self) -> None:
-        self.reads: set[str] = set()
-        self.problem: str | None = None
-        self.active = True
-        self.real: Any = ()
-
-    def environment(self) -> type:
-        watch = self
-
-        class Recorded(type(os.environ)):
-            def __getitem__(self, key: str) -> str:
-                watch.reads.add(str(key))
-                return super().__getitem__(key)
-
-            def __iter__(self) -> Any:
-                watch.note("reads the whole environment")
-                return super().__iter__()
-
-        return Recorded
-
-    def note(self, problem: str) -> None:
-        if self.active and self.problem is None:
-            frame: Any = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (`inspect` imports too much)
-            while frame.f_globals.get("__name__") in HELPERS and frame.f_back:
-                frame = frame.f_back
-            module = frame.f_globals.get("__name__")
-            if module not in HARMLESS:
-                self.problem = f"{problem} ({module})"
-
-    def urandom(self, size: int) -> bytes:
-        self.note("draws random numbers")
-        return self.real[0](size)
-
-    def getcwd(self) -> str:
-        self.note("asks for the working folder")
-        return self.real[1]()
-
-    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.active:
-            return
-        if event == "open":
-            path, _, flags = arguments
-            if flags & (os.O_WRONLY | os.O_RDWR):
-                self.note(f"writes {path}")
-            elif isinstance(path, str) and not path.startswith(
-                ("/usr/", "/etc/", "/proc/", sys.prefix, sys.base_prefix, "/dev/null", "/lib")
-            ):
-                self.note(f"reads {path}")
-        elif event.startswith(
-            ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.system")
-        ):
-            if event != "socket.__new__":
-                self.note(f"does {event}")
-        elif event in ("signal.pthread_kill", "os.putenv", "os.unsetenv", "_thread.start_new_thread"):
-            self.note(f"does {event}")
 
 
 if __name__ == "sitecustomize":

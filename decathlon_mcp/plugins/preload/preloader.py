@@ -155,17 +155,13 @@ class Preloader:
                 for file in sandbox.group.process_files
             ]
             message = f"{flags} {leader.pid} {int(sandbox.spec.merge_pages)}".encode()
-            descriptors = [channel, process, *groups]
-            while not self._sent(message, descriptors):
-                await anyio.wait_writable(self._control)
-
-    def _sent(self, message: bytes, descriptors: list[int]) -> bool:
-        """Whether there was room for the message. Raises OSError."""
-        try:
-            socket.send_fds(self._control, [message], descriptors)
-        except BlockingIOError:
-            return False
-        return True
+            while True:
+                try:
+                    socket.send_fds(self._control, [message], [channel, process, *groups])
+                except BlockingIOError:
+                    await anyio.wait_writable(self._control)
+                else:
+                    return
 
     async def close(self) -> None:
         """End it."""
@@ -186,4 +182,6 @@ def _archive(config: Mapping[str, Any]) -> bytes:
         future = "from __future__ import annotations\n"
         code = text.replace(future, f"{future}\nCONFIG = {config!r}\n", 1)
         archive.writestr("sitecustomize.py", code)
+        if config["checks"]:
+            archive.writestr("inside_checks.py", source("inside_checks", __package__))
     return content.getvalue()

@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -34,7 +34,6 @@ from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Follow
 from decathlon_mcp.episodes.registry import RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SettingsError
-from decathlon_mcp.plugins.preload import PreloadSettings
 from decathlon_mcp.plugins.preload.libraries import (
     KeptLibraries,
     Libraries,
@@ -44,9 +43,11 @@ from decathlon_mcp.plugins.preload.libraries import (
 )
 from decathlon_mcp.plugins.preload.preloader import Preloader, PreloaderError
 from decathlon_mcp.plugins.preload.programs import NotPythonError, Program, program_of
+from decathlon_mcp.plugins.settings import PreloadSettings
 from decathlon_mcp.sandboxes.host.mounts import RootFiles
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
+from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields
 
@@ -101,7 +102,9 @@ class Kind:
         """Identifies the program, and whose script it is: suites may have different programs of one name."""
         return self.program.key if self.script is None else f"{self.program.key} {self.script}"
 
-    def change(self) -> None:
+    def settle(self) -> None:
+        """Say that what is known has changed, and that nothing is being learnt."""
+        self.is_learning = False
         self.changed.set()
         self.changed = anyio.Event()
 
@@ -252,8 +255,7 @@ class Preloads(EpisodeHooks):
         except (OSError, PreloaderError, DecathlonError) as error:
             self._fail(kind, server, str(error))
         finally:
-            kind.is_learning = False
-            kind.change()
+            kind.settle()
 
     async def _digest(self, kind: Kind) -> str:
         return await to_thread.run_sync(digest_of, kind.program, kind.files, kind.script)
@@ -263,46 +265,34 @@ class Preloads(EpisodeHooks):
     ) -> None:
         """Let a server that is a fork of an empty interpreter report what it imports."""
         kind.is_learning = True
-        read_end = -1
         try:
-            digest = await self._digest(kind)
-            read_end, write_end = os.pipe()
-            try:
-                process = Preloader.start(kind.program, kind.files, (), report=write_end)
-            finally:
-                os.close(write_end)
-            try:
+            async with AsyncExitStack() as stack:
+                digest = await self._digest(kind)
+                report, write_end = os.pipe()
+                stack.callback(os.close, report)
+                with closing_descriptor(write_end):
+                    process = Preloader.start(kind.program, kind.files, (), report=write_end)
+                stack.push_async_callback(process.close)
                 await process.wait_until_ready()
                 await process.fork_into(sandbox, channel)
-            except BaseException:
-                await process.close()
-                raise
+                opened = stack.pop_all()
         except BaseException as error:
-            if read_end >= 0:
-                os.close(read_end)
-            kind.is_learning = False
-            kind.change()
+            kind.settle()
             if isinstance(error, Exception):
                 self._fail(kind, server, str(error))
             raise
         assert self._tasks is not None
-        self._tasks.start_soon(
-            run_alone, self._finish_learning, kind, set_up, server, process, read_end, digest
-        )
+        self._tasks.start_soon(run_alone, self._finish_learning, kind, set_up, server, opened, report, digest)
 
     async def _finish_learning(
-        self, kind: Kind, set_up: SetUp, server: str, process: Preloader, report: int, digest: str
+        self, kind: Kind, set_up: SetUp, server: str, opened: AsyncExitStack, report: int, digest: str
     ) -> None:
         try:
-            try:
+            async with opened:
                 imported = await read_imports(report, set_up.ended)
-            finally:
-                os.close(report)
-                await process.close()
             await set_up.ended.wait()
             if not set_up.succeeded:
-                kind.is_learning = False
-                kind.change()
+                kind.settle()
                 return
             libraries, left_out = await find_libraries(kind.program, kind.files, digest, imported)
             for name, reason in left_out.items():
@@ -313,15 +303,15 @@ class Preloads(EpisodeHooks):
             self._fail(kind, server, str(error))
 
     def _fail(self, kind: Kind, server: str, reason: str) -> None:
-        kind.why_cold, kind.is_learning = reason, False
-        kind.change()
+        kind.why_cold = reason
+        kind.settle()
         log.warning("The libraries of a server cannot be preloaded", extra=fields(server=server, why=reason))
 
     async def preload(self, kind: Kind, libraries: Libraries) -> None:
         """Start the process from which a program's servers are forked, and follow it."""
         if not libraries.names:
-            kind.why_cold, kind.is_learning = "it imports no libraries", False
-            kind.change()
+            kind.why_cold = "it imports no libraries"
+            kind.settle()
             return
         process = Preloader.start(kind.program, kind.files, libraries.names, reads=libraries.reads)
         try:
@@ -329,8 +319,8 @@ class Preloads(EpisodeHooks):
         except BaseException:
             await process.close()
             raise
-        kind.process, kind.is_learning = process, False
-        kind.change()
+        kind.process = process
+        kind.settle()
         assert self._tasks is not None
         self._tasks.start_soon(run_alone, self._watch, kind, process, libraries)
 
@@ -338,7 +328,7 @@ class Preloads(EpisodeHooks):
         """Start it again when it has died."""
         await process.wait_until_ended()
         kind.process = None
-        kind.change()
+        kind.settle()
         await process.close()
         log.warning("A preloader has ended and is started again", extra=fields(program=kind.program.command))
         if kind.restarts == MAX_RESTARTS:

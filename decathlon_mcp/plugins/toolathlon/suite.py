@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -40,71 +39,6 @@ OUTPUT_TAIL = 2000
 """Characters of a failed command's stderr that an error message quotes."""
 
 
-@dataclass(slots=True)
-class LocalTools:
-    """Definitions of one suite's local tools; each is read from the suite's code once and kept in `known`."""
-
-    profile: SuiteProfile
-    known: dict[str, tuple[JsonObject, ...]] = field(default_factory=dict[str, tuple[JsonObject, ...]])
-    _lock: anyio.Lock = field(default_factory=anyio.Lock)
-
-    async def describe(
-        self, task: Task, driver: DriverClient, *, root: PurePosixPath, timeout_seconds: float
-    ) -> ToolDescriptions:
-        """The definitions of a task's local tools. Raises SetUpError if the suite's code fails."""
-        needs = [need for need in task.needs.local_tools if need in dict(self.profile.local_code)]
-        async with self._lock:
-            if unknown := [need for need in needs if need not in self.known]:
-                self.known.update(await _describe(self.profile, unknown, driver, root, timeout_seconds))
-        return {need: self.known[need] for need in needs}
-
-
-async def _describe(
-    profile: SuiteProfile,
-    needs: Collection[str],
-    driver: DriverClient,
-    root: PurePosixPath,
-    timeout_seconds: float,
-) -> ToolDescriptions:
-    try:
-        result = await driver.run(
-            _command(profile, needs, root, {}),
-            cwd=str(root),
-            env=dict(profile.environment),
-            timeout_seconds=timeout_seconds,
-            channel=True,
-        )
-    except DriverError as error:
-        cause = error.message
-    else:
-        if result.exit_code == 0:
-            try:
-                described = as_object(json.loads(result.channel or "")) or {}
-            except ValueError:
-                described = {}
-            faulty = [need for need in needs if not _are_tools(described.get(need))]
-            if not faulty:
-                return {need: tuple(described[need]) for need in needs}
-            cause = f"the suite's code gave no tools for {faulty[0]}"
-        else:
-            cause = result.stderr.strip()[-OUTPUT_TAIL:] or "it took too long"
-    raise SetUpError(f"the local tools {', '.join(needs)} could not be described: {cause}")
-
-
-def local_server(profile: SuiteProfile, descriptions: ToolDescriptions, root: PurePosixPath) -> JsonObject:
-    """The SERVER object for the driver's `start`."""
-    # No `request_seconds`: the tools have time limits of their own.
-    program, *arguments = _command(profile, descriptions, root, {"tools": descriptions})
-    return {
-        "name": LOCAL,
-        "command": program,
-        "args": arguments,
-        "env": dict(profile.environment),
-        "inherit": "all",
-        "cwd": str(root),
-    }
-
-
 def _command(
     profile: SuiteProfile, needs: Collection[str], root: PurePosixPath, extra: Mapping[str, Any]
 ) -> list[str]:
@@ -126,11 +60,14 @@ class ToolathlonHooks(SuiteHooks):
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
-        self.local_tools = LocalTools(suite.profile)
+        self._profile = suite.profile
+        # Definitions of local tools; each is read from the suite's code once.
+        self._known: ToolDescriptions = {}
+        self._lock = anyio.Lock()
 
     def facts(self) -> JsonObject:
         """Verdicts say whether arguments were coerced."""
-        return {"coerced_arguments": self._suite.profile.coerces_arguments}
+        return {"coerced_arguments": self._profile.coerces_arguments}
 
     def call_filter(self, facts: Facts) -> CallFilter | None:
         """Arguments are coerced in an episode whose facts say so."""
@@ -140,11 +77,51 @@ class ToolathlonHooks(SuiteHooks):
         self, task: Task, driver: DriverClient, *, root: PurePosixPath, timeout_seconds: float
     ) -> ToolDescriptions:
         """The definitions of a task's local tools. Raises SetUpError if the suite's code fails."""
-        return await self.local_tools.describe(task, driver, root=root, timeout_seconds=timeout_seconds)
+        needs = [need for need in task.needs.local_tools if need in dict(self._profile.local_code)]
+        async with self._lock:
+            if unknown := [need for need in needs if need not in self._known]:
+                found = await self._describe(unknown, driver, root, timeout_seconds)
+                self._known = {**self._known, **found}
+        return {need: self._known[need] for need in needs}
+
+    async def _describe(
+        self, needs: Collection[str], driver: DriverClient, root: PurePosixPath, timeout_seconds: float
+    ) -> ToolDescriptions:
+        try:
+            result = await driver.run(
+                _command(self._profile, needs, root, {}),
+                cwd=str(root),
+                env=dict(self._profile.environment),
+                timeout_seconds=timeout_seconds,
+                channel=True,
+            )
+        except DriverError as error:
+            cause = error.message
+        else:
+            cause = result.stderr.strip()[-OUTPUT_TAIL:] or "it took too long"
+            if result.exit_code == 0:
+                try:
+                    described = as_object(json.loads(result.channel or "")) or {}
+                except ValueError:
+                    described = {}
+                faulty = [need for need in needs if not _are_tools(described.get(need))]
+                if not faulty:
+                    return {need: tuple(described[need]) for need in needs}
+                cause = f"the suite's code gave no tools for {faulty[0]}"
+        raise SetUpError(f"the local tools {', '.join(needs)} could not be described: {cause}")
 
     def local_server(self, descriptions: ToolDescriptions, root: PurePosixPath) -> JsonObject:
-        """The server that runs the suite's own code."""
-        return local_server(self._suite.profile, descriptions, root)
+        """The SERVER object, for the driver's `start`, of the server that runs the suite's own code."""
+        # No `request_seconds`: the tools have time limits of their own.
+        program, *arguments = _command(self._profile, descriptions, root, {"tools": descriptions})
+        return {
+            "name": LOCAL,
+            "command": program,
+            "args": arguments,
+            "env": dict(self._profile.environment),
+            "inherit": "all",
+            "cwd": str(root),
+        }
 
     def evaluator_log(self, attempt: Attempt, task: Task, root: PurePosixPath) -> Iterable[bytes]:
         """`traj_log.json`, as evaluators get it."""
@@ -152,10 +129,9 @@ class ToolathlonHooks(SuiteHooks):
 
     def files(self, attempt: Attempt, task: Task, verdict: Verdict) -> Mapping[str, Iterable[bytes]]:
         """The files of a graded episode that Toolathlon's viewer (vis_traj) shows."""
-        profile = self._suite.profile
         return {
-            "traj_log.json": self.evaluator_log(attempt, task, profile.root),
-            "eval_res.json": (indented(eval_res(attempt, profile, verdict)),),
+            "traj_log.json": self.evaluator_log(attempt, task, self._profile.root),
+            "eval_res.json": (indented(eval_res(attempt, self._profile, verdict)),),
         }
 
 
@@ -219,8 +195,16 @@ QUICK_BYTES = 16_384
 _ANY: JsonObject = {}
 """The schema that allows every value."""
 _COERCIBLE = frozenset({"object", "array", "integer", "number", "boolean"})
-_TYPES = _COERCIBLE | {"string", "null"}
-"""A schema can name any number of others, which mean nothing."""
+_CLASSES: Mapping[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "string": str,
+    "null": type(None),
+}
+"""By their names in schemas. A schema can name any number of others, which mean nothing."""
 
 
 class _StepsError(Exception):
@@ -309,7 +293,7 @@ class _Coercion:
         if known is None:
             own = schema.get("type")
             names = cast("list[Any]", own) if isinstance(own, list) else [own]
-            types = frozenset(name for name in names if isinstance(name, str) and name in _TYPES)
+            types = frozenset(name for name in names if isinstance(name, str) and name in _CLASSES)
             known = types.union(*(self._declared_types(option) for option in self._options(schema)))
             self._types[id(schema)] = known
         return known
@@ -331,23 +315,9 @@ def _first_object(*values: object) -> JsonObject:
 
 
 def _has_type(value: Any, name: str) -> bool:
-    match name:
-        case "object":
-            return isinstance(value, dict)
-        case "array":
-            return isinstance(value, list)
-        case "integer":
-            return isinstance(value, int) and not isinstance(value, bool)
-        case "number":
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case "boolean":
-            return isinstance(value, bool)
-        case "string":
-            return isinstance(value, str)
-        case "null":
-            return value is None
-        case _:
-            return False
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, _CLASSES[name])
 
 
 def _encoded(value: Any) -> bytes:
