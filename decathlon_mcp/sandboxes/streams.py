@@ -117,10 +117,14 @@ class ReadAhead:
             if not waiter.done():
                 waiter.set_exception(error)
             return
-        if seconds and self._loop is not None:
-            loop = self._loop
+        if seconds:
+            self.rest(seconds)
+
+    def rest(self, seconds: float) -> None:
+        """Read nothing for a while. For `read`, which has got what nobody receives."""
+        if (loop := self._loop) is not None and self._waiter is not None:
             self._unwatch()
-            loop.call_later(seconds, self._watch_again, waiter)
+            loop.call_later(seconds, self._watch_again, self._waiter)
 
     def _watch_again(self, waiter: asyncio.Future[None]) -> None:
         if waiter is self._waiter and not waiter.done() and not self._is_stopped:

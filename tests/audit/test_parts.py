@@ -9,13 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock
 
-import anyio
 import jsonschema
 import pytest
-from decathlon_client import SandboxLostError
-from decathlon_client.values import Tool, Verdict
+from decathlon_client.values import Tool
 
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.audit.abilities import (
@@ -28,8 +25,6 @@ from decathlon_mcp.plugins.audit.abilities import (
 )
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import attack_file, attacks, shell_command
-from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts
-from decathlon_mcp.plugins.audit.policies import null
 from decathlon_mcp.plugins.audit.report import INTERRUPTED, Report, TaskReport
 from decathlon_mcp.suites.loading import load_suite
 
@@ -155,26 +150,6 @@ def test_a_task_whose_attacks_were_interrupted_is_sound_so_far(capsys: pytest.Ca
     b, a, *_ = capsys.readouterr().out.splitlines()
     assert a == "a\tsound\t2 attempts"
     assert b == f"b\tsound so far\t2 attempts; attacks not carried out: 1 ({INTERRUPTED})"
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("lost", "reward"), [(1, 1.0), (2, None)])
-async def test_an_attempt_that_a_busy_machine_lost_is_played_once_more(
-    tmp_path: Path, lost: int, reward: float | None
-) -> None:
-    failures = [SandboxLostError("its driver does not answer")] * lost
-    verdict = Verdict.read({"reward": 1.0, "success": True, "status": "scored"})
-    episode = AsyncMock(id="a" * 48, claimed=True, evaluate=AsyncMock(side_effect=[*failures, verdict]))
-    d = MagicMock()
-    d.episode.return_value.__aenter__.return_value = episode
-    d.episode.return_value.__aexit__.return_value = False
-    stored: dict[tuple[str, str], Attempt] = {}
-    times = {"task": "2026-01-01T00:00:00+00:00"}
-    attempts = Attempts(d, tmp_path, "run", times, stored, anyio.CapacityLimiter(1), lambda line: None)
-    attempt = await attempts.play("task", "null", null)
-    assert (None if attempt.verdict is None else attempt.reward) == reward
-    assert bool(stored) == (reward is not None)
-    assert d.episode.call_count == 2
 
 
 LATER = """

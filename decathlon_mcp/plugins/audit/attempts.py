@@ -1,8 +1,4 @@
-"""The attempts of an audit. Each is an episode; an attempt with a verdict is not played again.
-
-An attempt without a verdict is played once more: a machine that is short of time or memory loses attempts,
-and only what has no verdict twice says something about the task.
-"""
+"""The attempts of an audit. Each is an episode; an attempt with a verdict is not played again."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ RUN_LABEL, POLICY_LABEL = "run", "policy"
 PLAY_SECONDS = 600.0
 """What a policy may take; its attempt is graded as it is then."""
 EVALUATE_SECONDS = 3600.0
-TRIES = 2
 _MIB = 1024.0
 
 
@@ -118,9 +113,6 @@ class Attempts:
         if attempt is None:
             async with self.places:
                 attempt = await self._play_now(task, policy, play)
-                for _ in range(TRIES - 1):
-                    if attempt.verdict is None:
-                        attempt = await self._play_now(task, policy, play)
             if attempt.verdict is not None:
                 self.stored[task, policy] = attempt
         self.advance(f"{task}: {policy}")

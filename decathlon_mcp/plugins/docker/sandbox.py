@@ -12,6 +12,7 @@ from typing import TypeVar
 import anyio
 from anyio import to_thread
 from anyio.abc import ByteStream
+from decathlon_sandbox import wire
 from docker.errors import APIError, NotFound
 
 from decathlon_mcp.archives.packing import counted
@@ -57,6 +58,10 @@ is in a container can only choose what precedes them."""
 _ERRORS_OF_THE_DISK = ("read-only file system", "input/output error")
 """Ends of messages that nothing in a container can cause, however much it uses."""
 _FRAME_HEADER_BYTES = 8
+_FRAME_COST_BYTES = 256
+"""What a frame counts for beside its content: finding its end costs as much as copying some of it."""
+_BYTES_PER_SECOND = 8 << 20
+"""Limit on stderr and on the costs of frames: reading more would keep the event loop busy."""
 _STDERR = 2
 _T = TypeVar("_T")
 
@@ -72,6 +77,8 @@ class AttachedStream(SocketStream):
         super().__init__(attached)
         self._data = ReadAhead(attached.fileno(), self._read_stdout)
         self._log_tail = log_tail
+        self._rate = wire.TokenBucket(per_second=_BYTES_PER_SECOND, burst=_BYTES_PER_SECOND)
+        self._frames = 0
         self._header = b""
         self._output = 0
         self._frame_remaining = 0
@@ -79,7 +86,10 @@ class AttachedStream(SocketStream):
     def _read_stdout(self, size: int) -> bytes:
         """What has arrived of stdout; nothing at the end. Raises BlockingIOError if only other bytes have."""
         chunk = self._raw.recv(size)
+        self._frames = 0
         stdout = self._stdout_in(chunk)
+        if seconds := self._rate.spend(len(chunk) - len(stdout) + _FRAME_COST_BYTES * self._frames):
+            self._data.rest(seconds)
         if chunk and not stdout:
             raise BlockingIOError
         return stdout
@@ -94,6 +104,7 @@ class AttachedStream(SocketStream):
                 self._header += chunk[position : position + missing]
                 position += missing
                 if len(self._header) == _FRAME_HEADER_BYTES:
+                    self._frames += 1
                     self._output = self._header[0]
                     self._frame_remaining = int.from_bytes(self._header[4:], "big")
                     self._header = b""
