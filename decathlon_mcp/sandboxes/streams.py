@@ -158,6 +158,8 @@ class ReadAhead:
 class DirectStream(ByteStream):
     """A byte stream that can also send without waiting, and receive without waking a task."""
 
+    _data: ReadAhead
+
     @abstractmethod
     def send_now(self, data: bytes | memoryview) -> int:
         """Send what there is room for; returns how many bytes that was.
@@ -165,17 +167,8 @@ class DirectStream(ByteStream):
         Raises BrokenResourceError, ClosedResourceError.
         """
 
-    @abstractmethod
     async def receive_each(self, handler: ChunkHandler) -> None:
         """Pass all that arrives to `handler`. Raises what `receive` raises at the end, and what it raises."""
-
-
-class _ReadAheadStream(DirectStream):
-    """A stream whose data comes from a `ReadAhead`."""
-
-    _data: ReadAhead
-
-    async def receive_each(self, handler: ChunkHandler) -> None:
         # A task that is woken for each message costs more than most messages.
         self._data.handler = handler
         try:
@@ -197,7 +190,7 @@ def _write_now(write: Callable[[bytes | memoryview], int], data: bytes | memoryv
         raise anyio.BrokenResourceError from error
 
 
-class SocketStream(_ReadAheadStream):
+class SocketStream(DirectStream):
     """A byte stream over a connected socket, which it takes over.
 
     However the peer ends, everything it wrote can be received, then EndOfStream is raised. Closing shuts the
@@ -252,7 +245,7 @@ class SocketStream(_ReadAheadStream):
             self._raw.close()
 
 
-class PipeStream(_ReadAheadStream):
+class PipeStream(DirectStream):
     """A byte stream over two pipes, both of which it takes over: it receives from one and sends to the other.
 
     It ends when its owner has called `peer_ended`; everything that was written before can still be received.
