@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,49 @@ async def test_the_bridge_ends_while_initialize_has_no_answer(shell: Shell) -> N
             with anyio.fail_after(30):
                 assert await bridge.wait() == 0
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("origin", ["", "http://127.0.0.2:9"])
+async def test_a_redirect_is_followed_within_the_servers_origin_only(origin: str, shell: Shell) -> None:
+    """Elsewhere the token, and the arguments of calls, would reach somebody else."""
+    paths, output = list[bytes](), b""
+    moved = f"HTTP/1.1 307 Moved\r\nLocation: {origin}/below/mcp\r\n".encode(), b""
+    found = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n",
+        b'{"jsonrpc":"2.0","id":"p","result":{}}',
+    )
+
+    async def redirect(stream: SocketStream) -> None:
+        request = b""
+        async with stream:
+            with suppress(anyio.EndOfStream):
+                while not request.endswith(b"}"):
+                    request += await stream.receive()
+                paths.append(request.split()[1])
+                head, body = moved if paths[-1] == b"/mcp" else found
+                head += b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+                await stream.send(head + body)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, redirect)
+        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        command = [*COMMAND, "stdio", "--url", url]
+        async with await anyio.open_process(command, env=shell.environment, cwd=shell.folder) as bridge:
+            assert bridge.stdin
+            assert bridge.stdout
+            await bridge.stdin.send(line({"id": "p", "method": "ping"}) * 2)
+            while output.count(b"\n") < 2:
+                output += await bridge.stdout.receive()
+            await bridge.stdin.aclose()
+            await bridge.wait()
+        tasks.cancel_scope.cancel()
+    replies = [json.loads(line) for line in output.splitlines()]
+    if origin:
+        assert all(f"redirects to {origin}/below/mcp" in reply["error"]["message"] for reply in replies)
+    else:
+        assert replies == [json.loads(found[1])] * 2
+    assert set(paths) == ({b"/mcp"} if origin else {b"/mcp", b"/below/mcp"})
 
 
 @pytest.mark.long
