@@ -27,6 +27,7 @@ import glob
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -64,6 +65,11 @@ def start(config):
         return
     config = json.loads(config)
     os.makedirs(config["root"], exist_ok=True)
+    program = config["command"][0]
+    if shutil.which(os.path.join(config["root"], program) if "/" in program else program) is None:
+        # The first process is executed only when something attaches.
+        print(f"it has no {program} on its PATH")
+        return
     for name in ("stdin", "stdout", "stderr"):
         with contextlib.suppress(FileExistsError):
             os.mkfifo(f"{FOLDER}/{name}", 0o600)
