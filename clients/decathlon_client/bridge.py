@@ -443,8 +443,7 @@ class Bridge:
                 self._header_maps[str(tool.get("name"))] = x_mcp_header_map(schema)
 
     def _session_headers(self) -> dict[str, str]:
-        headers = {MCP_SESSION_ID: self._session_id, MCP_PROTOCOL_VERSION_HEADER: self._version}
-        return {name: value for name, value in headers.items() if value}
+        return _sendable({MCP_SESSION_ID: self._session_id, MCP_PROTOCOL_VERSION_HEADER: self._version})
 
     def _headers(self, message: JsonObject) -> dict[str, str]:
         """The headers that a session of the SDK sets in the era that the message belongs to."""
@@ -453,7 +452,8 @@ class Bridge:
         version = _version_of(message)
         if version is None:
             return self._session_headers()
-        params, method = as_object(message.get("params")) or {}, message["method"]
+        # An answer can have any further members, such as these.
+        params, method = as_object(message.get("params")) or {}, str(message.get("method"))
         headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: method}
         name = params.get(NAME_BEARING_METHODS.get(method, ""))
         if isinstance(name, str):
@@ -461,8 +461,7 @@ class Bridge:
         if method == "tools/call":
             header_map = self._header_maps.get(str(name), {})
             headers |= mcp_param_headers(header_map, as_object(params.get("arguments")) or {})
-        # The HTTP client raises for other values; without the header the server refuses the request.
-        return {name: value for name, value in headers.items() if value.isascii() and value.isprintable()}
+        return _sendable(headers)
 
     async def _write(self, message: JsonObject) -> None:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
@@ -473,6 +472,14 @@ class Bridge:
 def _write_stdout(line: bytes) -> None:
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
+
+
+def _sendable(headers: Mapping[str, str | None]) -> dict[str, str]:
+    """The headers with values that HTTP can have, whether the client or the server chose them."""
+    # The HTTP client raises for other values; without the header the server refuses the request.
+    return {
+        name: value for name, value in headers.items() if value and value.isascii() and value.isprintable()
+    }
 
 
 def _meta(message: JsonObject) -> JsonObject:

@@ -349,7 +349,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _spread(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
-    return statistics.stdev(present) if len(present) > 1 else None
+    if len(present) < 2:
+        return None
+    # A server can send any number, and `stdev` fails for these (Python 3.11).
+    return statistics.stdev(present) if all(map(math.isfinite, present)) else math.nan
 
 
 def _cells(row: TaskSummary | Summary, ks: Iterable[int]) -> list[str]:

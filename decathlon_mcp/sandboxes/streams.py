@@ -57,6 +57,8 @@ class ReadAhead:
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop, while it watches the descriptor."""
         self._waiter: asyncio.Future[None] | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        """The end of the latest rest."""
         self.handler: ChunkHandler | None = None
         """Gets what arrives while a task waits for it, instead of that task."""
 
@@ -122,12 +124,20 @@ class ReadAhead:
 
     def rest(self, seconds: float) -> None:
         """Read nothing for a while. For `read`, which has got what nobody receives."""
-        if (loop := self._loop) is not None and self._waiter is not None:
-            self._unwatch()
-            loop.call_later(seconds, self._watch_again, self._waiter)
+        if self._waiter is None:
+            return
+        self._unwatch()
+        loop = self._waiter.get_loop()
+        until = loop.time() + seconds
+        # Both `read` and the handler may want a rest: the longer one counts.
+        if self._rest is None or self._rest.when() < until:
+            if self._rest is not None:
+                self._rest.cancel()
+            self._rest = loop.call_at(until, self._watch_again)
 
-    def _watch_again(self, waiter: asyncio.Future[None]) -> None:
-        if waiter is self._waiter and not waiter.done() and not self._is_stopped:
+    def _watch_again(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done() and self._loop is None and not self._is_stopped:
             self._watch(waiter.get_loop())
 
     def _read_chunk(self) -> None:

@@ -119,6 +119,11 @@ RUDE_LINES = (
     b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"_meta":{%b:"2026-07-28\\r\\nX: y"}}}'
     % VERSION.encode(),
     b'{"jsonrpc":"2.0","id":99,"result":{}}',
+    *(
+        b'{"jsonrpc":"2.0","id":99,%b"params":{"_meta":{%b:"2026-07-28"}},"result":{}}'
+        % (method, VERSION.encode())
+        for method in (b"", b'"method":5,')
+    ),
     b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"x"}}',
     b'{"jsonrpc":"2.0","id":7,"method":"\xff\xfe"}',
     b'\xef\xbb\xbf{"jsonrpc":"2.0","id":7,"method":"ping"}',
@@ -261,6 +266,46 @@ async def test_a_redirect_is_followed_within_the_servers_origin_only(origin: str
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("version", "session"), [("\u0416", b"a"), ("1\r\nX: y", b"a"), ("1", b"\xc3\xa4")])
+async def test_values_of_a_server_that_no_header_can_have_are_not_sent_back(
+    version: str, session: bytes, shell: Shell
+) -> None:
+    async def answer(stream: SocketStream) -> None:
+        request = b""
+        async with stream:
+            with suppress(anyio.EndOfStream):
+                while not request.endswith(b"}"):
+                    request += await stream.receive()
+                message = json.loads(request.partition(b"\r\n\r\n")[2])
+                result = {"protocolVersion": version} if message["method"] == "initialize" else {}
+                body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+                head = (
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nMcp-Session-Id: %b\r\n" % session
+                )
+                await stream.send(
+                    head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                )
+
+    listener, output = await anyio.create_tcp_listener(local_host="127.0.0.1"), b""
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        command = [*COMMAND, "stdio", "--url", url]
+        async with await anyio.open_process(command, env=shell.environment, cwd=shell.folder) as bridge:
+            assert bridge.stdin
+            assert bridge.stdout
+            await bridge.stdin.send(initialize(1) + line({"id": "p", "method": "ping"}))
+            while output.count(b"\n") < 2:
+                output += await bridge.stdout.receive()
+            await bridge.stdin.aclose()
+            assert await bridge.wait() == 0
+        tasks.cancel_scope.cancel()
+    assert [json.loads(line).get("result") for line in output.splitlines()] == [
+        {"protocolVersion": version},
+        {},
+    ]
+
+
 async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path) -> None:
     secret, line = new_token("alice", "player")
     (tmp_path / "tokens").write_text(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 
 import pytest
@@ -81,3 +82,11 @@ def test_a_batch_without_a_result_has_an_empty_summary() -> None:
         "task     episodes  lost  mean  spread",
         "0 tasks         0     0     -       -",
     ]
+
+
+@pytest.mark.parametrize("reward", [math.inf, math.nan])
+def test_a_reward_that_is_no_number_ends_no_summary(reward: float) -> None:
+    summary = Summary.of(result(task, given) for task in "ab" for given in (reward, 1.0))
+    assert summary.spread is not None
+    assert math.isnan(summary.spread)
+    assert "nan" in str(summary)

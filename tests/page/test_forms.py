@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.page import forms
 from decathlon_mcp.plugins.page.forms import (
     MAX_ITEMS,
     MAX_SHOWN_FIELDS,
+    SavedForm,
+    SavedForms,
     check_size,
     fill_form,
     inputs_of,
@@ -18,7 +21,7 @@ from decathlon_mcp.plugins.page.forms import (
     show_form,
     text_of,
 )
-from decathlon_mcp.plugins.page.schema import Field, Kind, form_from_schema, make_form
+from decathlon_mcp.plugins.page.schema import JSON_ONLY, Field, Kind, form_from_schema, make_form
 from decathlon_mcp.types import JsonObject
 
 
@@ -62,6 +65,7 @@ def test_required_fields_come_first_and_must_be_filled() -> None:
         ({"type": "number", "exclusiveMaximum": 5}, "5", "less than 5"),
         ({"type": "number"}, "NaN", "not a number"),
         ({"type": "integer"}, "1e999", "not a whole number"),
+        ({"type": "integer", "maximum": 9}, "1" + "0" * 400, "at most 9"),
         ({"type": "string", "maxLength": 3}, "four", "at most 3 characters, not 4"),
         ({"type": "string", "pattern": "^[a-z]+$"}, "A", "does not match ^[a-z]+$"),
         ({"type": "object"}, "{", "not JSON: "),
@@ -203,6 +207,18 @@ def test_json_and_form_are_interchangeable() -> None:
     assert json.loads(text_of(made, wide)) == {**arguments, "size": {}}
     for strange in ({"path": 5}, {"nothing": 1}, {"tags": "a"}):
         assert "cannot represent" in str(fill_form(made, json.dumps(strange)))
+
+
+def test_a_form_that_is_json_alone_and_empty_is_an_empty_object() -> None:
+    assert text_of(JSON_ONLY, {}) == "{}"
+
+
+def test_forms_that_are_kept_count_with_the_names_of_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "MAX_SAVED_BYTES", 10_000)
+    saved, sent = SavedForms(), {"f." + "x" * 6_000: ""}
+    for tool in ("old", "new"):
+        saved.save("episode", tool, SavedForm(sent), sent)
+    assert [dict(saved.get("episode", tool).inputs) for tool in ("old", "new")] == [{}, sent]
 
 
 ROWS = make_form(

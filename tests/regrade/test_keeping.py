@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.plugins.regrade.kept_attempts import AttemptFiles
 from decathlon_mcp.plugins.regrade.regrading import read_kept
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.episodes.calling import make_call
@@ -83,3 +85,20 @@ async def test_a_task_folder_over_the_workspace_limit_is_not_kept(tmp_path: Path
         episode = registry.start("made-answer", CLIENT)
         assert (await episode.evaluate()).reward == 1.0
     assert kept_names(episode) == set()
+
+
+async def test_the_log_of_what_could_not_be_kept_has_no_handle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(files: AttemptFiles, source: Path, name: str, limit_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(files.folder / name))
+
+    monkeypatch.setattr(AttemptFiles, "keep_archive", fail)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, keep="workspace") as registry:
+        episode = registry.start("made-answer", CLIENT)
+        with caplog.at_level(logging.WARNING):
+            assert (await episode.evaluate()).reward == 1.0
+    (warning, *_) = (record for record in caplog.records if "could not be kept" in record.message)
+    assert "No space left on device" in str(vars(warning))
+    assert episode.id not in str(vars(warning))

@@ -166,7 +166,8 @@ class StoredAttempts:
 
     def count(self, tasks: list[str], attempts: int) -> int:
         """How many of these attempts have a verdict."""
-        return sum(place.task in tasks and place.attempt < attempts for place in self._results)
+        wanted = set(tasks)
+        return sum(place.task in wanted and place.attempt < attempts for place in self._results)
 
     def launch_time(self, task: str, occurrence: int) -> str | None:
         return self._launch_times.get(task)

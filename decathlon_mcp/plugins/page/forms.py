@@ -41,6 +41,8 @@ MAX_DESCRIPTION_CHARACTERS = 1_000
 CHOICE_CHARACTERS = 100
 MAX_SAVED_BYTES = 64 << 20
 """All forms together that are kept for the people who filled them in."""
+INPUT_BYTES = 200
+"""What an input takes besides its name and its text."""
 READ_SECONDS = 5.0
 """Longest time for one form. The first one of a process takes about a second."""
 EMPTY_TEXT = '""'
@@ -168,7 +170,8 @@ def read_form(form: Field, inputs: Inputs) -> Reading:
 
 def text_of(form: Field, inputs: Inputs) -> str:
     """The readable part of what was typed as JSON text."""
-    return _json_text(_Reader(inputs).value(form, ROOT, ()), indent=2)
+    value = _Reader(inputs).value(form, ROOT, ())
+    return _json_text({} if value is ABSENT else value, indent=2)
 
 
 def _read(form: Field, inputs: Inputs, name: str) -> tuple[Any, dict[str, str]]:
@@ -271,7 +274,7 @@ def _fits(kind: Kind, value: Any) -> bool:
         return True
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return abs(value) != math.inf if kind is Kind.NUMBER else float(value).is_integer()
+    return isinstance(value, int) or (math.isfinite(value) if kind is Kind.NUMBER else value.is_integer())
 
 
 def _refuse_constant(name: str) -> Any:
@@ -507,8 +510,9 @@ class SavedForms:
         """The form as it was last saved; an empty form if it was not."""
         return self._forms.get((public_id, tool), (SavedForm(), 0))[0]
 
-    def save(self, public_id: str, tool: str, form: SavedForm, size_bytes: int) -> None:
-        """Keep a form. `size_bytes`: about what it takes."""
+    def save(self, public_id: str, tool: str, form: SavedForm, sent: Inputs) -> None:
+        """Keep a form. `sent`: what came from the browser, names that are no field's too."""
+        size_bytes = sum(len(name) + len(text) + INPUT_BYTES for name, text in sent.items())
         key = (public_id, tool)
         self._bytes += size_bytes - self._forms.pop(key, (form, 0))[1]
         self._forms[key] = (form, size_bytes)

@@ -277,8 +277,7 @@ class PlayPages:
         with episode.lease.hold():
             if episode.state.phase is not Phase.READY or (tool := _tools(episode).get(name)) is None:
                 return visit.redirect(attempt.path)
-            size = sum(map(len, inputs.values()))
-            save = partial(self._saved.save, attempt.public_id, name, size_bytes=size)
+            save = partial(self._saved.save, attempt.public_id, name, sent=inputs)
             back = f"{attempt.path}?tool={quote(name, safe='')}"
             form = await self._form_of(tool)
             text = inputs.get("json")

@@ -411,7 +411,9 @@ async def _try_to_keep(episode: Episode, files: AttemptFiles, keep: Callable[[],
     try:
         await anyio.to_thread.run_sync(keep)
     except (DecathlonError, OSError) as error:
-        values = fields(episode=episode.public_id, why=getattr(error, "message", None) or str(error))
+        # Not the text of an OSError: it has the path, and so the episode's handle.
+        why = error.message if isinstance(error, DecathlonError) else error.strerror
+        values = fields(episode=episode.public_id, why=why)
         log.warning("the attempt could not be kept for a later grading", extra=values)
         try:
             await anyio.to_thread.run_sync(

@@ -168,6 +168,9 @@ class LimitedReader:
                     data = await self.reader.read(size)
                 break
             except TimeoutError:
+                # The connection itself can have timed out (ETIMEDOUT): it would, at once, for ever.
+                if self.is_site or self.reader.exception() is not None:
+                    raise
                 if self.client.is_late():
                     return b""
         await self.client.sandbox.turn()

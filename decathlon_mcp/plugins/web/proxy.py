@@ -184,7 +184,10 @@ class WebProxy:
                 except BaseException:
                     await aclose_forcefully(stream)
                     raise
-        except (ValueError, anyio.BrokenResourceError, anyio.IncompleteRead) as error:
+        except (
+            *(ValueError, TimeoutError, anyio.BrokenResourceError),
+            *(anyio.IncompleteRead, anyio.DelimiterNotFound),
+        ) as error:
             raise OSError(f"the web proxy does not answer: {type(error).__name__}") from None
         if "error" in answer:
             await aclose_forcefully(stream)
