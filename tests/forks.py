@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -12,6 +13,9 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
 from tempfile import TemporaryFile
+
+LIMIT_SECONDS = 120
+"""After this time SIGALRM ends a fork: it could wait for ever for a lock that another thread had."""
 
 
 def in_fork(
@@ -51,6 +55,7 @@ def _become(
     descriptors: tuple[int, int, int], folder: Path | None, environment: Mapping[str, str] | None
 ) -> None:
     """Make this process one of its own, without what pytest has set up."""
+    signal.alarm(LIMIT_SECONDS)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115

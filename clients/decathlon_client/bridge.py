@@ -103,8 +103,13 @@ async def bridge(url: str | None, task: str | None, labels: Mapping[str, str] | 
                         # Also while something waits for the server.
                         tasks.cancel_scope.cancel()
 
+                async def lines() -> AsyncGenerator[str]:
+                    # Abandoned once a message could not be relayed: there may never be another line.
+                    while line := await anyio.to_thread.run_sync(stdin.readline, abandon_on_cancel=True):
+                        yield line
+
                 tasks.start_soon(end_on_signal)
-                await Bridge(endpoint, token, labels or {}, stdin_ended).run(anyio.wrap_file(stdin))
+                await Bridge(endpoint, token, labels or {}, stdin_ended).run(lines())
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens, new_token
 from tests.cli.conftest import COMMAND, Shell, shell
 from tests.clients.relay import port_of, relayed
+from tests.ports import free_port
 from tests.probe.clients import ERAS, refused
 from tests.probe.serving import SUITE, Served, serving
 
@@ -220,6 +222,20 @@ async def test_the_bridge_ends_while_initialize_has_no_answer(shell: Shell) -> N
             with anyio.fail_after(30):
                 assert await bridge.wait() == 0
         tasks.cancel_scope.cancel()
+
+
+async def test_the_bridge_ends_when_nobody_reads_its_answers(shell: Shell) -> None:
+    command = [*COMMAND, "stdio", "--url", f"http://127.0.0.1:{free_port()}"]
+    reader, stdout = os.pipe()
+    os.close(reader)
+    async with await anyio.open_process(
+        command, env=shell.environment, cwd=shell.folder, stdout=stdout, stderr=subprocess.DEVNULL
+    ) as bridge:
+        os.close(stdout)
+        assert bridge.stdin
+        await bridge.stdin.send(line({"id": "p", "method": "ping"}))
+        with anyio.fail_after(30):
+            assert await bridge.wait() == 0  # as every command whose output nobody reads
 
 
 @pytest.mark.parametrize("origin", ["", "http://127.0.0.2:9"])

@@ -12,6 +12,7 @@ import pytest
 from decathlon_mcp.app import host_info
 from decathlon_mcp.episodes.extensions import create_web
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.plugins.web import proxy as proxies
 from decathlon_mcp.plugins.web.exchanges import Configuration, Counts, SessionSpec
 from decathlon_mcp.plugins.web.proxy import (
     WebProxy,
@@ -48,6 +49,21 @@ async def test_a_proxy_that_dies_is_started_again_with_its_sessions(tmp_path: Pa
                 break
             except OSError:
                 await anyio.sleep(0.05)
+
+
+async def test_nothing_is_sent_to_the_ports_of_a_proxy_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxies, "RESTART_SECONDS", 3600)
+    async with proxy(tmp_path) as running:
+        reason = ""
+        while "does not run" not in reason:
+            try:
+                await running.counts("die")
+            except OSError as error:  # until the process's end is known
+                reason = str(error)
+        with pytest.raises(ConnectionRefusedError):
+            await running.connect("one", "proxy")
 
 
 async def test_a_program_that_does_not_start_is_an_error_with_its_output(

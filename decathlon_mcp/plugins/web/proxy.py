@@ -10,6 +10,7 @@ certificate.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -133,6 +134,8 @@ class WebProxy:
         self._state = state
         self._configuration = configuration
         self._authorities = authorities
+        self._process: Process | None = None
+        """The process, while it listens."""
         self._ready: Ready | None = None
         self._sessions: dict[str, SessionSpec] = {}
         self._stderr = ""
@@ -173,6 +176,9 @@ class WebProxy:
     ) -> tuple[ByteStream, Mapping[str, Any]]:
         """A connection that begins with a request, and the answer. Raises OSError."""
         assert self._ready is not None, "the proxy has started"
+        if self._process is None or self._process.returncode is not None:
+            # Somebody else may have its ports by now, who would get what sandboxes send.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the web proxy does not run")
         try:
             with anyio.fail_after(REQUEST_SECONDS):
                 stream = await anyio.connect_tcp(*self._ready.listeners[listener])
@@ -248,8 +254,10 @@ class WebProxy:
                         await stderr_ended.wait()  # it says why
                     raise
                 await anyio.to_thread.run_sync(_protect, folder)
+                self._process = process
                 yield process
         finally:
+            self._process = None
             with anyio.CancelScope(shield=True):
                 await _end(process)
                 await anyio.to_thread.run_sync(scratch.cleanup)
