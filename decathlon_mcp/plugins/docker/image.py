@@ -8,13 +8,13 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
 from decathlon_mcp.archives.reading import BrokenArchiveError, first_file
@@ -160,7 +160,8 @@ def unstarted_container(api: Api, image: Image, labels: Mapping[str, str]) -> Ge
     try:
         yield container
     finally:
-        api.remove_container(container, v=True, force=True)
+        with suppress(NotFound):  # somebody prunes what does not run
+            api.remove_container(container, v=True, force=True)
 
 
 def _find_ids(api: Api, container: str, image: Image) -> tuple[int, int]:

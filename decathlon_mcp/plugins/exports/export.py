@@ -221,7 +221,9 @@ def export_episodes(state: Path, name: str | None, *, every: bool, to: Format, o
     if to in _PACKAGES:
         package, extra = _PACKAGES[to]
         if importlib.util.find_spec(package) is None:
-            raise SettingsError(f"--to {to} requires {package}; in the clone: pip install '.[server,{extra}]'")
+            raise SettingsError(
+                f"--to {to} requires {package}; in the clone: pip install '.[server,{extra}]'"
+            )
     found = finished_episodes(history, name)
     if not found and name is not None and history.run(name) is None:
         raise unknown_run(state, history, name)
