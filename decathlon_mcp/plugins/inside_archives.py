@@ -174,6 +174,7 @@ def pack_member(archive, path, name):
         member = archive.gettarinfo(path, name)
         if member is None:  # a socket
             return
+        member.mtime = int(member.mtime)  # a fraction takes 1 KiB more
         if member.isreg():
             with open(path, "rb") as file:
                 # It may have become shorter or longer meanwhile.
