@@ -294,7 +294,7 @@ class ReconnectingSession:
     async def _connect(self) -> SessionOwner:
         async with self._opening:
             if self._closing.is_set():
-                raise self.loss or ConnectionLostError("this was closed")
+                raise self.loss or ConnectionLostError("this was closed: use it before its `async with` ends")
             if self._owner is None or self._owner.loss is not None:
                 owner = SessionOwner(self.address, self._open_session, self._contexts)
                 await owner.opened()
