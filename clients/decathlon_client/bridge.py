@@ -65,7 +65,7 @@ LIST_SECONDS = 120.0
 DELETE_SECONDS = 5.0
 """For the DELETE of a session at the end: the server ends it by itself, and the user waits for the exit."""
 RECONNECT_SECONDS = 2.0
-"""Delay before the session's GET stream is opened again."""
+"""Delay before the session's GET stream is opened again: a server waits 120 s for it by default."""
 ERROR_TEXT_CHARACTERS = 500
 MAX_TOOLS = 10_000
 """Number of tools beyond which the name of a tool that was not listed is not remembered."""

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -209,10 +209,7 @@ async def test_the_bridge_ends_while_initialize_has_no_answer(shell: Shell) -> N
             received.set()
             await anyio.sleep_forever()
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, never_answer)
-        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+    async with answering(never_answer) as url:
         command = [*COMMAND, "stdio", "--url", url]
         async with await anyio.open_process(command, env=shell.environment, cwd=shell.folder) as bridge:
             assert bridge.stdin
@@ -221,7 +218,6 @@ async def test_the_bridge_ends_while_initialize_has_no_answer(shell: Shell) -> N
             bridge.send_signal(signal.SIGTERM)
             with anyio.fail_after(30):
                 assert await bridge.wait() == 0
-        tasks.cancel_scope.cancel()
 
 
 async def test_the_bridge_ends_when_nobody_reads_its_answers(shell: Shell) -> None:
@@ -259,10 +255,7 @@ async def test_a_redirect_is_followed_within_the_servers_origin_only(origin: str
                 head += b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
                 await stream.send(head + body)
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, redirect)
-        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+    async with answering(redirect) as url:
         command = [*COMMAND, "stdio", "--url", url]
         async with await anyio.open_process(command, env=shell.environment, cwd=shell.folder) as bridge:
             assert bridge.stdin
@@ -272,7 +265,6 @@ async def test_a_redirect_is_followed_within_the_servers_origin_only(origin: str
                 output += await bridge.stdout.receive()
             await bridge.stdin.aclose()
             await bridge.wait()
-        tasks.cancel_scope.cancel()
     replies = [json.loads(line) for line in output.splitlines()]
     if origin:
         assert all(f"redirects to {origin}/below/mcp" in reply["error"]["message"] for reply in replies)
@@ -440,6 +432,16 @@ async def test_the_bridge_runs_without_the_servers_packages(shell: Shell) -> Non
 )
 async def test_address_completes_a_servers_url(url: str, task: str | None, expected: str) -> None:
     assert address(url, task) == expected
+
+
+@asynccontextmanager
+async def answering(handle: Callable[[SocketStream], Awaitable[None]]) -> AsyncGenerator[str]:
+    """The URL of a server that treats each connection so."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, handle)
+        yield f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        tasks.cancel_scope.cancel()
 
 
 def connection_fails(message: str) -> AbstractContextManager[object]:

@@ -75,7 +75,7 @@ RESOLVE_SECONDS = 20.0
 """How long the name of a site may take to be resolved. A sandbox has `MAX_RESOLVING` at a time."""
 RESOLVERS = 32
 FIRST_LINE_SECONDS = 30.0
-"""How long a connection may take to send the server's request."""
+"""How long a connection may take to send the server's request, which a busy machine sends in a second."""
 GARBAGE_BYTES = 8 << 20
 CANCELLED = "connection cancelled"
 """mitmproxy's error of a connection to a site that nobody waits for any more."""
