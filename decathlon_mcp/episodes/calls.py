@@ -89,6 +89,8 @@ class EpisodeCalls:
         self.restored = Flag()
         """Requests wait for it: they may repeat a call of a server that died, which `restore` finds."""
         self.restored.set()
+        self.sent_before_end: int | None = None
+        """Number of calls of an episode that ended under a server before; its trajectory is not read."""
         self._spec = spec
         self._trajectory = trajectory
         self._emit = emit
@@ -103,7 +105,7 @@ class EpisodeCalls:
     @property
     def sent(self) -> int:
         """Number of calls that were sent so far, by this server or a dead server."""
-        return self._trajectory.index.sent
+        return self._trajectory.index.sent if self.sent_before_end is None else self.sent_before_end
 
     @property
     def last(self) -> int:

@@ -146,6 +146,7 @@ class Episode:
         if is_over:
             self.state.end(stored.ending or Ending.FAULT)
             self.tools.end()
+            self.calls.sent_before_end = stored.calls
             return
         opened_at = stored.progress.opened_at or stored.started_at
         self.lease.start(elapsed_seconds=max(0.0, time.time() - opened_at))

@@ -92,6 +92,8 @@ class StoredEpisode:
     """None before grading is over."""
     ending: Ending | None
     """None for an episode that has not ended."""
+    calls: int
+    """How many calls were sent; 0 before the attempt is closed."""
     sandboxes: tuple[SandboxRow, ...] = ()
     """The rows of the episode's sandboxes."""
     obstacle: str | None = None
@@ -153,6 +155,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
             tools=row.tools,
             verdict=None if verdict is None else Verdict.model_validate(verdict),
             ending=None if row.ending is None else Ending(row.ending),
+            calls=row.calls or 0,
             sandboxes=sandboxes,
             obstacle=obstacle,
         )

@@ -79,6 +79,8 @@ class EpisodeRow:
     operation: str | None = None
     """Id of the request that started the episode."""
     ending: str | None = None
+    calls: int | None = None
+    """How many calls were sent; None before the attempt is closed."""
     tools: JsonObject | None = None
     """What each server of the task offered."""
     verdict: JsonObject | None = None

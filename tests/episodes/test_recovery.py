@@ -143,6 +143,17 @@ def only(registry: EpisodeRegistry) -> Episode:
     return registry.find(HANDLE, PLAYER)
 
 
+async def test_an_episode_that_ended_under_a_server_before_has_its_calls(tmp_path: Path) -> None:
+    async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
+        store = registry.store
+        assert store is not None
+        row = store.find_one(EpisodeRow, id=HANDLE)
+        assert row is not None
+        store.insert_episode(replace(row, id="ended", agent_id="ended"))
+        store.end_episode("ended", Ending.CLOSED, calls=3)
+        assert registry.find("ended", PLAYER).calls.sent == 3
+
+
 async def test_episode_that_was_queued_is_set_up(tmp_path: Path) -> None:
     async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
         assert not registry.recovering, "its state would never be ready"
