@@ -79,8 +79,8 @@ class Settings(BaseModel):
     )
     provider: str | None = Field(
         None,
-        description="Sandbox backend: `host` for namespaces of this machine without a daemon, or a "
-        "plug-in's: `docker`, `podman`, `prime`, or another package's. [starter: host, else docker; with "
+        description="Sandbox backend. `host`: namespaces of this machine, without a daemon. Others are those "
+        "of plug-ins: `docker`, `podman`, `prime`, or another package's. [starter: host, else docker; with "
         "`--kernel` or a folder as `--image`: host]",
     )
     provider_option: tuple[str, ...] = Field(
@@ -102,7 +102,7 @@ class Settings(BaseModel):
     )
     image: Text | None = Field(
         None,
-        description="Docker image of the sandboxes; with `--provider host`, the folder of an unpacked image: "
+        description="Docker image of the sandboxes. With `--provider host`, the folder of an unpacked image: "
         "a path that begins with `/`, `.` or `~`. [the suite's own; with `--provider host`, none: this "
         "machine's programs]",
     )
@@ -210,7 +210,7 @@ class Settings(BaseModel):
         default_factory=default_state, description="Folder for trajectories, verdicts and the signing key."
     )
     tokens: PathSetting | None = Field(
-        None, description="File of tokens; each line has a name, a SHA-256 digest and a role."
+        None, description="File of tokens. Each line has a name, a SHA-256 digest and a role."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.completion.detect import ShellDetectionError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli import supervisor
+from decathlon_mcp.cli.help import HELP, HELP_ALL, prepare_help
 from decathlon_mcp.cli.options import (
     ADDRESS,
-    COMMON_SETTINGS,
     DEFAULT_HOST,
     DEFAULT_PORT,
     DELIMITER,
-    EPILOGUE,
-    RARE_SERVE_NAMES,
+    MORE,
     SERVER_DEFAULTS,
-    SERVER_EPILOGUE,
     SOURCES,
     Flag,
     Host,
@@ -34,7 +32,6 @@ from decathlon_mcp.cli.options import (
     describe_unknown_variables,
     names_server,
     run_async,
-    settings_model,
     shown_default,
     unknown_variables,
 )
@@ -49,7 +46,6 @@ from decathlon_mcp.hooks import Command, broken, load, plugins
 from decathlon_mcp.labels import parse_labels
 
 GENERAL = Group("General", sort_key=2)
-HELP, HELP_ALL = frozenset({"--help", "-h"}), "--help-all"
 COMMANDS = {
     "Play": ("demo", "play", "run", "episode", "install"),
     "Serve": ("serve", "stdio", "serve-episode", "doctor", "tasks"),
@@ -72,17 +68,17 @@ app = App(
 )
 
 
-@app.command(help_epilogue=SERVER_EPILOGUE)
+@app.command
 def serve(
     *,
     host: Host = DEFAULT_HOST,
     port: Port = DEFAULT_PORT,
     public_url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL", validator=check_url)] = None,
     allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
-    allowed_origin: Annotated[HostNames, Parameter(metavar="ORIGIN")] = (),
-    ready_file: Annotated[Path | None, Parameter(group=ADDRESS, metavar="FILE")] = None,
-    no_page: Annotated[bool, Parameter(group=ADDRESS, negative=(), show_default=False)] = False,
-    no_supervisor: Annotated[bool, Parameter(negative=(), env_var=(), show_default=False)] = False,
+    allowed_origin: Annotated[HostNames, Parameter(group=MORE, metavar="ORIGIN")] = (),
+    ready_file: Annotated[Path | None, Parameter(group=MORE, metavar="FILE")] = None,
+    no_page: Annotated[Flag, Parameter(group=MORE)] = False,
+    no_supervisor: Annotated[Flag, Parameter(group=MORE, env_var=())] = False,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
     """Serve tasks to MCP clients over HTTP.
@@ -113,7 +109,7 @@ def serve(
     return run_async(serve, settings, address)
 
 
-@app.command(help_epilogue=SERVER_EPILOGUE)
+@app.command
 def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -231,40 +227,6 @@ def import_command(name: str) -> None:
             raise broken(plugin, error) from error
 
 
-def _prepare_help(words: Sequence[str], *, whole: bool) -> None:
-    """Choose the options that a command's help lists, and write its usage. `whole`: all options."""
-    chain, (*_, command), _ = command_line().parse_commands([word for word in words if word not in HELP])
-    if not chain or not command.default_command:
-        return
-    command.help = None  # the whole docstring, and not only its first line
-    if command.help_epilogue is None and "settings" in get_type_hints(command.default_command):
-        command.help_epilogue = EPILOGUE
-    if chain in (("serve",), ("stdio",)) and not whole:
-        _list_common(command.default_command)
-    # Cyclopts 5 shows every optional argument as `[ARGS]`.
-    arguments: list[str] = []
-    options = ["[OPTIONS]"]
-    for argument in command.assemble_argument_collection(parse_docstring=False):
-        label = argument.name
-        if argument.index is None:
-            if argument.required:
-                options.insert(-1, f"{label} {argument.parameter.metavar or label.lstrip('-').upper()}")
-            continue
-        if argument.field_info.kind is argument.field_info.VAR_POSITIONAL:
-            label += "..."
-        arguments.append(label if argument.required else f"[{label}]")
-    command.usage = " ".join(("Usage: decathlon-mcp", *chain, *arguments, *options))
-
-
-def _list_common(command: Callable[..., object]) -> None:
-    """Leave what few people set out of the help of a command that takes every setting."""
-    hints = get_type_hints(command, include_extras=True)
-    hints["settings"] = Annotated[settings_model("CommonOptions", COMMON_SETTINGS), Parameter(name="*")]
-    for name in RARE_SERVE_NAMES.intersection(hints):
-        hints[name] = Annotated[hints[name], Parameter(show=False)]
-    command.__annotations__ = hints
-
-
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status.
 
@@ -279,7 +241,7 @@ def run(words: Sequence[str]) -> int:
         if words:
             import_command(words[0])
         if HELP.intersection(words):
-            _prepare_help(words, whole=is_whole)
+            prepare_help(app, words, whole=is_whole)
         _warn_of_unknown_variables(words)
         _, command = _plugin_commands().get(words[0] if words else "", ("", None))
         if command is not None and command.runs_program and DELIMITER in words:

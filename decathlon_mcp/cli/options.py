@@ -48,9 +48,9 @@ EPILOGUE = (
     "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
 )
 """For commands that take settings."""
-SERVER_EPILOGUE = f"`--help-all` lists every option. {EPILOGUE}"
-"""For commands that take every setting, and whose help lists only the settings that people set."""
 ADDRESS = Group("Address", sort_key=1)
+MORE = Group("More", sort_key=4)
+"""Options that few people set. Only `--help-all` lists them, and the filters by pass rate."""
 PLAYER_SECONDS = 3600.0
 """Limit on an attempt of an agent's program: between Toolathlon's runners' limits, 2,400 and 5,400 s."""
 
@@ -86,12 +86,14 @@ COMMON_SETTINGS = (
     *("config", "state", "tokens", "keep"),
 )
 """The settings that people set: twenty with `serve`'s address. Settings of plug-ins may be missing."""
-RARE_SERVE_NAMES = frozenset({"allowed_origin", "ready_file", "no_page", "no_supervisor"})
+BASIC_SETTINGS = ("suite", "provider", "image", "network", "max_sandboxes", "state")
+"""The settings that people set for a command that runs no server for clients."""
 UNITS = {
     "seconds": "SECONDS",
     "mib": "MIB",
     "suite": "PATH",
     "image": "IMAGE",
+    "provider": "NAME",
     "option": "NAME=VALUE",
 }
 """Metavars of settings, by the last word of the name."""
@@ -114,10 +116,13 @@ def _plugin_settings() -> tuple[type[PluginSettings], ...]:
         return ()
 
 
-def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") -> type[_WithFile]:
+def settings_model(
+    name: str, shown: Collection[str] = (), *, like: str = "", heading: Group | None = None
+) -> type[_WithFile]:
     """The settings of a command, each with its heading in the help, which lists settings in `shown`, or all.
 
-    `like`: the command whose choice of plug-ins' settings is listed too. What is not listed works as well.
+    `like`: the command whose choice of plug-ins' settings is listed too. `heading`: one for all settings.
+    What is not listed works as well.
     """
     sections, listed, parts = dict(SECTIONS), {*shown}, _plugin_settings()
     for part in parts:
@@ -133,7 +138,7 @@ def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") ->
 
     def parameter(key: str) -> Parameter:
         return Parameter(
-            group=groups[key],
+            group=heading or groups[key],
             negative=(),
             env_var_split=_split,
             show=not shown or key in listed,
@@ -178,8 +183,9 @@ def shown_default(value: object) -> str | None:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-FILTERS = Group("Filters", sort_key=3)
-METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
+FILTERS, RATE_FILTERS = Group("Filters", sort_key=3), Group("Filters by pass rate", sort_key=4)
+METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT"}
+"""Metavars of the filters that need no pass rates."""
 
 
 Labels = Annotated[
@@ -200,7 +206,11 @@ FilterOptions = _options(
     TaskFilter,
     "FilterOptions",
     lambda key: Parameter(
-        group=FILTERS, negative=(), show_default=False, metavar=METAVARS.get(key), consume_multiple=False
+        group=FILTERS if key in METAVARS else RATE_FILTERS,
+        negative=(),
+        show_default=False,
+        metavar=METAVARS.get(key),
+        consume_multiple=False,
     ),
 )
 Filters = Annotated[FilterOptions, Parameter(name="*")]

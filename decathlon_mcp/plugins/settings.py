@@ -101,7 +101,7 @@ class KeepSettings(PluginSettings):
 
     keep: Literal["workspace"] | None = Field(
         None,
-        description="`workspace`: keep the workspace of every claimed attempt, compressed, with what "
+        description="What is kept of claimed attempts. `workspace`: the workspace, compressed, and what "
         "`regrade` needs to grade it again.",
     )
 
@@ -114,7 +114,7 @@ class WebSettings(PluginSettings):
 
     web: Literal["record", "replay", "replay-or-record"] | None = Field(
         None,
-        description="A recorded web instead of a network, for tasks that need the internet. `record`: pass "
+        description="A recorded web instead of a network, for tasks that need one. `record`: pass "
         "requests to the sites and store the responses. `replay`: answer from the task's recording only. "
         "`replay-or-record`: ask the sites for what the recording does not have.",
     )

@@ -29,8 +29,12 @@ async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: Cheat
 
 ATTACKS = {
     "program-never-ends": ("await-program", "loop.py", "did not end in time"),
-    # On a busy machine, the processes leave the driver no time to answer.
-    "program-forks": ("await-program", "loop.py", "did not end in time|no answer to run"),
+    # The processes can leave the driver no time to answer; gVisor can hang up the evaluator among them.
+    "program-forks": (
+        "await-program",
+        "loop.py",
+        "did not end in time|no answer to run|was killed: signal 1$",
+    ),
     "program-kills-its-parent": ("run-program", "double.py", "was killed: signal 9"),
     "program-kills-all": ("run-program", "double.py", "was killed: signal 9"),
 }

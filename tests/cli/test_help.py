@@ -28,7 +28,7 @@ COMMANDS = (
     "demo",
     "completion",
 )
-MAX_COMMANDS = 24
+MAX_COMMANDS, SCREEN_LINES = 24, 48
 
 
 def test_help_fits_on_a_screen_and_names_every_command_by_what_people_do(shell: Shell) -> None:
@@ -37,7 +37,13 @@ def test_help_fits_on_a_screen_and_names_every_command_by_what_people_do(shell: 
     assert all(f"│ {command} " in done.stdout for command in COMMANDS)
     assert re.findall(r"^╭─ ([\w ]+) ─", done.stdout, re.MULTILINE) == [*app.COMMANDS]
     assert len(re.findall(r"^│ [a-z][a-z-]* ", done.stdout, re.MULTILINE)) <= MAX_COMMANDS
-    assert len(done.stdout.splitlines()) <= 48
+    assert len(done.stdout.splitlines()) <= SCREEN_LINES
+
+
+def test_help_of_every_command_fits_on_a_screen(shell: Shell) -> None:
+    commands = [name for name in app.command_line() if not name.startswith("-")]
+    lines = {name: len(shell.run(name, "--help").stdout.splitlines()) for name in commands}
+    assert {name: count for name, count in lines.items() if count > SCREEN_LINES} == {}
 
 
 @pytest.mark.parametrize(

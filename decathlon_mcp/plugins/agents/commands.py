@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from decathlon_mcp.cli.options import (
     DELIMITER,
+    MORE,
     NO_FILTERS,
     PLAYER_SECONDS,
     Filters,
@@ -35,6 +36,8 @@ USAGE_ERROR = 2
 DEFAULT_TURNS = 100
 """Answers that a model without a program may give in one attempt."""
 
+_REPEATED = Parameter(group=MORE, negative=(), show_default=False)
+
 
 def run(
     words: Annotated[tuple[str, ...], Parameter(name="TASK", negative=())] = (),
@@ -43,21 +46,21 @@ def run(
     agent: Literal["claude", "codex", "opencode", "gemini"] | None = None,
     model: Annotated[str | None, Parameter(metavar="NAME", validator=check_not_empty)] = None,
     base_url: Annotated[str | None, Parameter(metavar="URL", validator=check_url)] = None,
-    max_turns: Annotated[int, Parameter(metavar="N", validator=check_positive)] = DEFAULT_TURNS,
+    max_turns: Annotated[int, Parameter(group=MORE, metavar="N", validator=check_positive)] = DEFAULT_TURNS,
     attempts: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
     jobs: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 4,
     run: Annotated[str | None, Parameter(metavar="NAME", validator=check_run)] = None,
     url: Annotated[str | None, Parameter(metavar="URL", env_var=(), validator=check_url)] = None,
-    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
-    model_url: Annotated[tuple[str, ...], Parameter(metavar="URL", negative=(), show_default=False)] = (),
-    show: Annotated[tuple[Path, ...], Parameter(metavar="FOLDER", negative=(), show_default=False)] = (),
-    env: Annotated[
-        tuple[str, ...], Parameter(metavar="NAME[=VALUE]", negative=(), env_var=(), show_default=False)
-    ] = (),
-    trust_command: Flag = False,
-    again_without_calls: Flag = False,
-    launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
-    label: Labels = (),
+    player_seconds: Annotated[
+        float, Parameter(group=MORE, metavar="SECONDS", validator=check_seconds)
+    ] = PLAYER_SECONDS,
+    model_url: Annotated[tuple[str, ...], _REPEATED, Parameter(metavar="URL")] = (),
+    show: Annotated[tuple[Path, ...], _REPEATED, Parameter(metavar="FOLDER")] = (),
+    env: Annotated[tuple[str, ...], _REPEATED, Parameter(metavar="NAME[=VALUE]", env_var=())] = (),
+    trust_command: Annotated[Flag, Parameter(group=MORE)] = False,
+    again_without_calls: Annotated[Flag, Parameter(group=MORE)] = False,
+    launch_time: Annotated[str | None, Parameter(group=MORE, metavar="TIME")] = None,
+    label: Annotated[Labels, Parameter(group=MORE)] = (),
     json: Flag = False,
     filters: Filters = NO_FILTERS,
     settings: AgentSettings = AGENT_DEFAULTS,

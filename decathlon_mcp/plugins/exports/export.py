@@ -70,9 +70,10 @@ def export(
     name
         The run to write; with `--to html`, the episode.
     to
-        `jsonl`: a file with an episode a line. `parquet`: a folder with tables. `inspect`: a folder with logs
-        of inspect-ai. `html`: one episode's page as a file. `harbor`: a folder with tasks for Harbor, each
-        with a server of one episode as a sidecar; tasks that lack something on this machine are left out.
+        What is written. `jsonl`: a file with an episode a line. `parquet`: a folder with tables. `inspect`:
+        a folder with logs of inspect-ai. `html`: one episode's page as a file. `harbor`: a folder with tasks
+        for Harbor, each with a server of one episode as a sidecar; tasks that lack something on this machine
+        are left out.
     output
         The file or folder to write.
     all
