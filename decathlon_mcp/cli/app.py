@@ -14,7 +14,6 @@ from cyclopts.completion.detect import ShellDetectionError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli import supervisor
-from decathlon_mcp.cli.help import HELP, HELP_ALL, prepare_help
 from decathlon_mcp.cli.options import (
     ADDRESS,
     DEFAULT_HOST,
@@ -46,6 +45,7 @@ from decathlon_mcp.hooks import Command, broken, load, plugins
 from decathlon_mcp.labels import parse_labels
 
 GENERAL = Group("General", sort_key=2)
+HELP, HELP_ALL = frozenset({"--help", "-h"}), "--help-all"
 COMMANDS = {
     "Play": ("demo", "play", "run", "episode", "install"),
     "Serve": ("serve", "stdio", "serve-episode", "doctor", "tasks"),
@@ -241,7 +241,9 @@ def run(words: Sequence[str]) -> int:
         if words:
             import_command(words[0])
         if HELP.intersection(words):
-            prepare_help(app, words, whole=is_whole)
+            from decathlon_mcp.cli.help import prepare_help
+
+            prepare_help(app, [word for word in words if word not in HELP], whole=is_whole)
         _warn_of_unknown_variables(words)
         _, command = _plugin_commands().get(words[0] if words else "", ("", None))
         if command is not None and command.runs_program and DELIMITER in words:

@@ -22,7 +22,6 @@ from decathlon_mcp.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
 
-HELP, HELP_ALL = frozenset({"--help", "-h"}), "--help-all"
 SETTINGS = Group("Settings", sort_key=10)
 SERVERS = frozenset({"serve", "stdio", "serve-episode"})
 LISTED_BY_HELP_ALL = frozenset({MORE.name, RATE_FILTERS.name})
@@ -51,7 +50,7 @@ def prepare_help(app: App, words: Sequence[str], *, whole: bool) -> None:
 
     `whole`: every option that it has, with all that is said about it.
     """
-    chain, (*_, command), _ = app.parse_commands([word for word in words if word not in HELP])
+    chain, (*_, command), _ = app.parse_commands(words)
     if not chain or (function := command.default_command) is None:
         return
     command.help = None  # the whole docstring, and not only its first line
