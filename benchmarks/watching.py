@@ -27,7 +27,7 @@ from decathlon_mcp.plugins.history.columns import Outcome
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import FAILURES_FIRST, EpisodeQuery, Order
 from decathlon_mcp.plugins.page.access import PageKey, Sessions, load_or_create_page_key
-from decathlon_mcp.plugins.page.application import PageApp
+from decathlon_mcp.plugins.page.page import PageApp
 from decathlon_mcp.plugins.page.site import Site
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import Trajectory

@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 from anyio import CancelScope
 from anyio.abc import TaskGroup
-from decathlon_client.background import background_tasks as background_tasks
+from decathlon_client.task_groups import background_tasks as background_tasks
 
 try:
     from sniffio import current_async_library_cvar as _library

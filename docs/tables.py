@@ -20,18 +20,18 @@ from functools import partial
 from pathlib import Path
 
 from cyclopts.docs.markdown import generate_markdown_docs
-from decathlon_client.errors import ClientError, error_from_code
+from decathlon_client.client_errors import ClientError, error_from_code
 from prometheus_client.core import Metric
 
 from benchmarks import figures, report
 from benchmarks.sections import SECTIONS
 from decathlon_mcp.app import create_registry, read_catalogue  # imports every module with errors
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
-from decathlon_mcp.cli.app import command_line
+from decathlon_mcp.cli.command_line import command_line
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.plugins.audit.attacks import attacks
 from decathlon_mcp.plugins.metrics import Scrape, current_values, metrics_of
-from decathlon_mcp.plugins.readiness.tasks import count_ways, way_to_run
+from decathlon_mcp.plugins.readiness.list_tasks import count_ways, way_to_run
 from decathlon_mcp.protocol.lobby_tools import lobby_tools
 from decathlon_mcp.protocol.results import CODES, STATUS, TOOL_FAILURES, error_code
 from decathlon_mcp.settings import Settings

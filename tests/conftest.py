@@ -141,7 +141,7 @@ def test_image(docker_engine: Any) -> str:
 def runsc() -> str:
     """The program of gVisor. Without a recent one the test is skipped, or fails in CI."""
     # The core's tests run without the plug-ins too.
-    from decathlon_mcp.plugins.gvisor.command import INSTALL_RUNSC, find_runsc, runsc_version
+    from decathlon_mcp.plugins.gvisor.runsc import INSTALL_RUNSC, find_runsc, runsc_version
 
     try:
         program = find_runsc()

@@ -33,9 +33,9 @@ from anyio import to_thread
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.plugins.conformance.suite import ROOT
+from decathlon_mcp.plugins.conformance.conformance import ROOT
+from decathlon_mcp.plugins.preload.forkable_programs import NotPythonError, own_packages, program_of
 from decathlon_mcp.plugins.preload.preloads import Kind, Preloads, SetUp
-from decathlon_mcp.plugins.preload.programs import NotPythonError, own_packages, program_of
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.host_files import HostFiles
 from decathlon_mcp.sandboxes.host.mounts import HOSTS

@@ -12,7 +12,7 @@ from typing import Literal
 
 import anyio
 from decathlon_client import ClientError, Decathlon, Episode
-from decathlon_client.episode import EPISODE_KEY
+from decathlon_client.client_episode import EPISODE_KEY
 
 from benchmarks.survival.running import ANSWER, KillableServer, Leftovers, ProviderName, killable_server
 from benchmarks.wire_client import wire_client

@@ -17,9 +17,9 @@ import anyio.to_thread
 import docker
 from docker.errors import APIError
 
-from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
-from decathlon_mcp.sandboxes.host.records import LEADER_FILE, read_process
+from decathlon_mcp.sandboxes.host.sandbox_folder import LEADER_FILE, read_process
 from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from tests.probe.leftovers import processes_marked

@@ -8,8 +8,8 @@ async with Decathlon("http://127.0.0.1:8765") as d:
         verdict = await e.evaluate()
         print(verdict.reward)
 
-Names are loaded when they are first used: who needs only a part, such as `decathlon_client.values`, does not
-load `mcp`.
+Names are loaded when they are first used: who needs only a part, such as `decathlon_client.client_values`,
+does not load `mcp`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 if _TYPE_CHECKING:
     from decathlon_client.attempts import Player, PlayerFailedError
     from decathlon_client.batch import Batch
-    from decathlon_client.decathlon import Decathlon, ManagedEpisode
-    from decathlon_client.episode import Episode
-    from decathlon_client.errors import (
+    from decathlon_client.batch_results import Fault, Result, Summary, Tally, TaskSummary
+    from decathlon_client.client_episode import Episode
+    from decathlon_client.client_errors import (
         AccessDeniedError,
         AtCapacityError,
         CallTimeoutError,
@@ -40,10 +40,7 @@ if _TYPE_CHECKING:
         UnknownTaskError,
         UnknownToolError,
     )
-    from decathlon_client.lockstep import Call, Lockstep, Slot
-    from decathlon_client.opener import OpeningOptions
-    from decathlon_client.results import Fault, Result, Summary, Tally, TaskSummary
-    from decathlon_client.values import (
+    from decathlon_client.client_values import (
         Filters,
         OnProgress,
         Order,
@@ -53,8 +50,11 @@ if _TYPE_CHECKING:
         Tool,
         Verdict,
     )
+    from decathlon_client.decathlon import Decathlon, ManagedEpisode
+    from decathlon_client.lockstep import Call, Lockstep, Slot
+    from decathlon_client.opener import OpeningOptions
 
-_MODULES = ("values", "errors", "results", "decathlon", "attempts", "batch", "lockstep")
+_MODULES = ("client_values", "client_errors", "batch_results", "decathlon", "attempts", "batch", "lockstep")
 """The modules in which a name is looked up, in this order: the first three do not load `mcp`."""
 
 

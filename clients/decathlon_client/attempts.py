@@ -14,12 +14,12 @@ from typing import Generic, Literal, TypeAlias, TypeVar, cast, get_args
 import anyio
 from anyio import CancelScope
 
-from decathlon_client.background import own_cancellations
-from decathlon_client.episode import MISTAKES, Episode
-from decathlon_client.errors import ClientError, RequestError
-from decathlon_client.results import Fault, Tally
+from decathlon_client.batch_results import Fault, Tally
+from decathlon_client.client_episode import MISTAKES, Episode
+from decathlon_client.client_errors import ClientError, RequestError
+from decathlon_client.client_values import Task, Verdict
 from decathlon_client.resume import AttemptKey
-from decathlon_client.values import Task, Verdict
+from decathlon_client.task_groups import own_cancellations
 
 T = TypeVar("T")
 Late: TypeAlias = Literal["truncate", "drop"]

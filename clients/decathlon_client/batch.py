@@ -34,10 +34,7 @@ import anyio
 from anyio.abc import ObjectSendStream, TaskGroup
 
 from decathlon_client.attempts import Attempt, AttemptRun, GroupLimits, Plan, Player, PlayerFailedError
-from decathlon_client.background import background_tasks, own_cancellations
-from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
-from decathlon_client.opener import EpisodeOpener
-from decathlon_client.results import (
+from decathlon_client.batch_results import (
     Pace,
     Result,
     ShowTally,
@@ -46,8 +43,11 @@ from decathlon_client.results import (
     Tally,
     progress_display,
 )
+from decathlon_client.client_errors import ClientError, ConnectionLostError, RequestError
+from decathlon_client.client_values import ATTEMPT, GROUP, RUN, Task
+from decathlon_client.opener import EpisodeOpener
 from decathlon_client.resume import VerdictRecord, verdict_record
-from decathlon_client.values import ATTEMPT, GROUP, RUN, Task
+from decathlon_client.task_groups import background_tasks, own_cancellations
 
 SHOW_SECONDS = 1.0
 """Interval at which the progress is shown, besides every change."""

@@ -39,14 +39,10 @@ from mcp.shared.inbound import (
 )
 from mcp_types.jsonrpc import jsonrpc_message_adapter
 
-from decathlon_client.background import background_tasks
-from decathlon_client.episode import EPISODE_KEY
-from decathlon_client.errors import ConnectionLostError, RequestError
-from decathlon_client.process import StdinPump, stop_on_signal
-from decathlon_client.requests import RESEND_SECONDS, ResendPolicy, Resends, check_params, with_operation
-from decathlon_client.sdk import CONNECT_SECONDS, LARGE_EVENTS, UNCOMPRESSED, bound_response
-from decathlon_client.session import UNAVAILABLE
-from decathlon_client.values import (
+from decathlon_client.client_episode import EPISODE_KEY
+from decathlon_client.client_errors import ConnectionLostError, RequestError
+from decathlon_client.client_session import UNAVAILABLE
+from decathlon_client.client_values import (
     DIRECT,
     JsonObject,
     as_object,
@@ -57,6 +53,10 @@ from decathlon_client.values import (
     server_token,
     server_url,
 )
+from decathlon_client.process import StdinPump, stop_on_signal
+from decathlon_client.resends import RESEND_SECONDS, ResendPolicy, Resends, check_params, with_operation
+from decathlon_client.sdk import CONNECT_SECONDS, LARGE_EVENTS, UNCOMPRESSED, bound_response
+from decathlon_client.task_groups import background_tasks
 
 INITIALIZE_SECONDS = 5.0
 """How long the answer to `initialize` is waited for after the end of stdin."""

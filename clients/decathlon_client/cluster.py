@@ -13,24 +13,24 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 
-from decathlon_client.background import background_tasks
-from decathlon_client.errors import (
+from decathlon_client.client_errors import (
     AtCapacityError,
     ClientError,
     ConnectionLostError,
     NodeLostError,
     ProtocolError,
 )
-from decathlon_client.requests import check_params
-from decathlon_client.sdk import ErrorResponse, Session, http_client, httpx
-from decathlon_client.session import (
+from decathlon_client.client_session import (
     LOBBY,
     HttpEndpoint,
     ReconnectingSession,
     SessionOwner,
     error_from_response,
 )
-from decathlon_client.values import JsonObject, as_object, authorization
+from decathlon_client.client_values import JsonObject, as_object, authorization
+from decathlon_client.resends import check_params
+from decathlon_client.sdk import ErrorResponse, Session, http_client, httpx
+from decathlon_client.task_groups import background_tasks
 
 CLUSTER_CODE = "cluster"
 """`code` of the error with which a cluster answers to MCP at its own address."""

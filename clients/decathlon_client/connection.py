@@ -19,19 +19,19 @@ import anyio
 import anyio.lowlevel
 
 from decathlon_client.attempts import is_players_fault, player_failure
-from decathlon_client.background import (
+from decathlon_client.client_episode import CallLobby, Episode, connect_episode
+from decathlon_client.client_errors import ClientError, ProtocolError, error_from_reply
+from decathlon_client.client_session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
+from decathlon_client.client_values import JsonObject, OnProgress, Reply
+from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
+from decathlon_client.resends import ResendPolicy
+from decathlon_client.task_groups import (
     INTERRUPTED_SECONDS,
     CloseBudget,
     OwnedContexts,
     is_interrupt,
     owned_contexts,
 )
-from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
-from decathlon_client.episode import CallLobby, Episode, connect_episode
-from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
-from decathlon_client.requests import ResendPolicy
-from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
-from decathlon_client.values import JsonObject, OnProgress, Reply
 
 START_SECONDS = 60.0
 """How long a `start_episode` that was sent is protected from cancellation."""

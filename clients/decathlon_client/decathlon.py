@@ -13,25 +13,11 @@ from typing import Any, Self, Unpack, overload
 import anyio
 
 from decathlon_client.attempts import Late, Plan
-from decathlon_client.background import CloseBudget, OwnedContext
 from decathlon_client.batch import Batch, open_batch, run_name
-from decathlon_client.connection import ServerConnection
-from decathlon_client.episode import Episode
-from decathlon_client.errors import NoVerdictError, RequestError, SandboxLostError, SetUpError
-from decathlon_client.local_server import EmbeddedEndpoint
-from decathlon_client.lockstep import Lockstep, open_lockstep
-from decathlon_client.opener import (
-    PATIENCE_SECONDS,
-    RETRIES,
-    TRIES,
-    EpisodeOpener,
-    OpeningOptions,
-    refuse_text,
-)
-from decathlon_client.requests import RESEND_SECONDS, ResendPolicy
-from decathlon_client.resume import VerdictRecord
-from decathlon_client.session import HttpEndpoint, ServerEndpoint
-from decathlon_client.values import (
+from decathlon_client.client_episode import Episode
+from decathlon_client.client_errors import NoVerdictError, RequestError, SandboxLostError, SetUpError
+from decathlon_client.client_session import HttpEndpoint, ServerEndpoint
+from decathlon_client.client_values import (
     ALONG,
     Filters,
     JsonObject,
@@ -45,6 +31,20 @@ from decathlon_client.values import (
     as_objects,
     filter_arguments,
 )
+from decathlon_client.connection import ServerConnection
+from decathlon_client.local_server import EmbeddedEndpoint
+from decathlon_client.lockstep import Lockstep, open_lockstep
+from decathlon_client.opener import (
+    PATIENCE_SECONDS,
+    RETRIES,
+    TRIES,
+    EpisodeOpener,
+    OpeningOptions,
+    refuse_text,
+)
+from decathlon_client.resends import RESEND_SECONDS, ResendPolicy
+from decathlon_client.resume import VerdictRecord
+from decathlon_client.task_groups import CloseBudget, OwnedContext
 
 NOT_OPEN = "this Decathlon is not open: use it in `async with`"
 

@@ -29,9 +29,9 @@ import anyio.to_thread
 from mcp.shared.memory import create_client_server_memory_streams
 from mcp.shared.message import SessionMessage
 
-from decathlon_client.errors import ClientError, error_from_code
+from decathlon_client.client_errors import ClientError, error_from_code
+from decathlon_client.client_session import HttpEndpoint, SessionOwner
 from decathlon_client.sdk import Session
-from decathlon_client.session import HttpEndpoint, SessionOwner
 
 if TYPE_CHECKING:
     from decathlon_mcp.episodes.registry import EpisodeRegistry

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import anyio
 from anyio.abc import TaskStatus
 
-from decathlon_client.background import background_tasks
-from decathlon_client.episode import Episode
-from decathlon_client.errors import ClientError
+from decathlon_client.client_episode import Episode
+from decathlon_client.client_errors import ClientError
+from decathlon_client.client_values import JsonObject, Reply, Task, Verdict
 from decathlon_client.opener import EpisodeOpener
-from decathlon_client.values import JsonObject, Reply, Task, Verdict
+from decathlon_client.task_groups import background_tasks
 
 Call: TypeAlias = tuple[str, JsonObject | str | None]
 """A tool's name and its arguments, as an object or as the JSON text that a model wrote."""

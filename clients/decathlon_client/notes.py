@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from decathlon_client.background import background_tasks
-from decathlon_client.episode import Episode
-from decathlon_client.errors import ClientError
-from decathlon_client.values import NoteRole, as_objects
+from decathlon_client.client_episode import Episode
+from decathlon_client.client_errors import ClientError
+from decathlon_client.client_values import NoteRole, as_objects
+from decathlon_client.task_groups import background_tasks
 
 if TYPE_CHECKING:
     from decathlon_client import sync

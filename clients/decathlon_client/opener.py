@@ -14,17 +14,17 @@ from typing import Any, TypeAlias, TypedDict
 
 import anyio
 
-from decathlon_client.background import CloseBudget
-from decathlon_client.episode import Episode
-from decathlon_client.errors import (
+from decathlon_client.client_episode import Episode
+from decathlon_client.client_errors import (
     AtCapacityError,
     ClientError,
     ConnectionLostError,
     SandboxLostError,
     SetUpError,
 )
-from decathlon_client.requests import ResendPolicy
-from decathlon_client.values import JsonObject, OnProgress, Policy, Task, check_labels
+from decathlon_client.client_values import JsonObject, OnProgress, Policy, Task, check_labels
+from decathlon_client.resends import ResendPolicy
+from decathlon_client.task_groups import CloseBudget
 
 TRIES = 3
 PATIENCE_SECONDS = 3600.0

@@ -13,7 +13,7 @@ from typing import Self
 import anyio
 from anyio.abc import TaskStatus
 
-from decathlon_client.background import background_tasks
+from decathlon_client.task_groups import background_tasks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHUNK_BYTES = 1 << 16

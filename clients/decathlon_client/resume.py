@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from decathlon_client.results import Result
-from decathlon_client.values import JsonObject, Verdict, as_object
+from decathlon_client.batch_results import Result
+from decathlon_client.client_values import JsonObject, Verdict, as_object
 
 NEEDED = frozenset({"run", "task", "occurrence", "attempt", "verdict"})
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 
 import anyio
 
-from decathlon_client.episode import Episode
-from decathlon_client.errors import ClientError
-from decathlon_client.values import CLAIM
+from decathlon_client.client_episode import Episode
+from decathlon_client.client_errors import ClientError
+from decathlon_client.client_values import CLAIM
 
 STDIN = "-"
 WORKSPACE = re.compile(r"(/\S+/workspace)\b")

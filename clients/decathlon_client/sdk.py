@@ -22,7 +22,7 @@ from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import RootModel, ValidationError
 
-from decathlon_client.values import DIRECT, JsonObject, OnProgress, as_object
+from decathlon_client.client_values import DIRECT, JsonObject, OnProgress, as_object
 
 if TYPE_CHECKING:
     import httpx2 as httpx

@@ -30,8 +30,8 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 import decathlon_client as asynchronous
-from decathlon_client.background import ThreadInterrupted
-from decathlon_client.requests import RESEND_SECONDS
+from decathlon_client.resends import RESEND_SECONDS
+from decathlon_client.task_groups import ThreadInterrupted
 
 __all__ = ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"]
 

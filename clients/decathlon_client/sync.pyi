@@ -8,14 +8,10 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
 
 from decathlon_client.attempts import Late
-from decathlon_client.errors import ClientError
-from decathlon_client.lockstep import Call
-from decathlon_client.opener import OpeningOptions
-from decathlon_client.requests import RESEND_SECONDS
-from decathlon_client.results import Result, Summary, Tally
-from decathlon_client.resume import VerdictRecord
-from decathlon_client.session import ServerEndpoint
-from decathlon_client.values import (
+from decathlon_client.batch_results import Result, Summary, Tally
+from decathlon_client.client_errors import ClientError
+from decathlon_client.client_session import ServerEndpoint
+from decathlon_client.client_values import (
     Filters,
     JsonObject,
     NoteRole,
@@ -26,6 +22,10 @@ from decathlon_client.values import (
     Tool,
     Verdict,
 )
+from decathlon_client.lockstep import Call
+from decathlon_client.opener import OpeningOptions
+from decathlon_client.resends import RESEND_SECONDS
+from decathlon_client.resume import VerdictRecord
 
 T = TypeVar("T")
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], None]

@@ -26,8 +26,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
+from decathlon_client.client_values import JsonObject, as_objects
 from decathlon_client.script import Step, read_steps, workspace_in
-from decathlon_client.values import JsonObject, as_objects
 
 ChooseSteps: TypeAlias = Callable[[JsonObject], Sequence[Step]]
 """From the body of a request to the steps of the attempt that it belongs to."""

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from decathlon_client import Decathlon, Episode, Filters, OpeningOptions, Task
+from decathlon_client.client_values import URL_VARIABLE
 from decathlon_client.local_server import ChildEndpoint
-from decathlon_client.values import URL_VARIABLE
 
 
 class ToolDecathlonEnv:

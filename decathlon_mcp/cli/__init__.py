@@ -31,7 +31,7 @@ def main() -> None:
             # As this process was started, with the interpreter's options.
             sys.exit(supervisor.supervise([sys.executable, *sys.orig_argv[1:]]))
     try:
-        from decathlon_mcp.cli.app import run
+        from decathlon_mcp.cli.command_line import run
 
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # during the imports

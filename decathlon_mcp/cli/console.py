@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+from decathlon_client.client_values import server_url
 from decathlon_client.sdk import http_client, httpx
-from decathlon_client.values import server_url
 from rich.text import Text
 
 from decathlon_mcp.background import background_tasks

@@ -19,7 +19,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 from cyclopts import ValidationError as RefusedValue
-from decathlon_client.values import is_http_url
+from decathlon_client.client_values import is_http_url
 from pydantic import ValidationError
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError

@@ -23,8 +23,8 @@ import msgspec
 from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver.driver_messages import Notification
 from decathlon_mcp.driver.link import DriverLink, Heartbeat
-from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.driver.replies import REPLY_BYTES, Reply, Truncation, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
 from decathlon_mcp.errors import (

@@ -31,7 +31,7 @@ from decathlon_sandbox.wire import TokenBucket
 from msgspec import Raw
 
 from decathlon_mcp.background import Flag, background_tasks, name_event_loop
-from decathlon_mcp.driver.messages import (
+from decathlon_mcp.driver.driver_messages import (
     MAX_SMALL_NODES,
     NULL,
     Notification,

@@ -17,6 +17,7 @@ import msgspec
 from decathlon_sandbox import wire
 from msgspec import UNSET, Raw, UnsetType
 
+from decathlon_mcp.driver.driver_messages import NULL, UNREADABLE, Notification, decode_bounded, read_answer
 from decathlon_mcp.driver.mcp_schema import (
     MAX_FAULT_CHARACTERS,
     LogParams,
@@ -26,7 +27,6 @@ from decathlon_mcp.driver.mcp_schema import (
     repaired_result,
     valid_notification,
 )
-from decathlon_mcp.driver.messages import NULL, UNREADABLE, Notification, decode_bounded, read_answer
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError
 from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object

@@ -25,7 +25,7 @@ from decathlon_mcp.episodes.extensions import EpisodeResource, Opened, OpenNew, 
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, agent_sandbox
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
-from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ToolSession
 from decathlon_mcp.errors import SetUpError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.inputs import CapturedWorkspace

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw
 
 from decathlon_mcp.background import name_event_loop
-from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.driver_messages import Notification
 from decathlon_mcp.driver.replies import CallParams, Reply, relayed_notification
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import BadRequestError, DecathlonError, DriverError

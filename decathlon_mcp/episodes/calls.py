@@ -37,7 +37,7 @@ from decathlon_mcp.episodes.call import (
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.state import NOT_READY, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, ToolRoute
-from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
     DiskFullError,

@@ -28,7 +28,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec, Instant, Principal
 from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, offered_tools
-from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ToolSession
 from decathlon_mcp.errors import AtCapacityError, DecathlonError, LimitExceededError
 from decathlon_mcp.events import Admitted, Claimed, Emit, Ended, Judged, Ready
 from decathlon_mcp.grading.attempt import TruncationCause

@@ -24,8 +24,8 @@ from decathlon_mcp.archives.reading import top_level_names
 from decathlon_mcp.archives.unpacking import joined, selected
 from decathlon_mcp.archives.writing import archive_chunks, save
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
-from decathlon_mcp.driver.archives import get_archive, put_archive
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
+from decathlon_mcp.driver.transfers import get_archive, put_archive
 from decathlon_mcp.episodes.beginnings import SEALED_FILE, AgentSandbox, Start
 from decathlon_mcp.errors import BadRequestError, DriverError, LimitExceededError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox

@@ -28,8 +28,8 @@ from pydantic import TypeAdapter, ValidationError
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import joined
 from decathlon_mcp.archives.writing import ArchiveSource, Entry, StreamedArchive
-from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient, RunResult
+from decathlon_mcp.driver.transfers import put_archive
 from decathlon_mcp.errors import (
     BadRequestError,
     CallTimeoutError,

@@ -22,8 +22,8 @@ from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, SMALL_BODY_BYTES, BodyReader
 from decathlon_mcp.http.endpoints import McpEndpoints, address_of
-from decathlon_mcp.http.errors import UnknownAddress, handle_refusal, json_line
 from decathlon_mcp.http.health import PROBE_PATHS, health_routes
+from decathlon_mcp.http.refusals import UnknownAddress, handle_refusal, json_line
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import McpError
 from decathlon_mcp.protocol.requests import RequestContext

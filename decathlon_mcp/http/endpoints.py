@@ -22,7 +22,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyReader
-from decathlon_mcp.http.errors import refusal
+from decathlon_mcp.http.refusals import refusal
 from decathlon_mcp.labels import merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EPISODE_KEY, EpisodeService, TaskService
 from decathlon_mcp.protocol.headers import SESSION, VERSION, Headers, check_argument_headers, check_routing

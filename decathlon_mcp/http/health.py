@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.http.errors import json_line
+from decathlon_mcp.http.refusals import json_line
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
 RECOVERY_RETRY_SECONDS = 2.0

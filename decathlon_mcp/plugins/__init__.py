@@ -146,11 +146,11 @@ PLUGINS = (
         name="page",
         commands={
             "view": Command(
-                "decathlon_mcp.plugins.page.application:view",
+                "decathlon_mcp.plugins.page.page:view",
                 "Show runs and episodes in a browser, without a server.",
             ),
         },
-        page="decathlon_mcp.plugins.page.application:create_page",
+        page="decathlon_mcp.plugins.page.page:create_page",
     ),
     # People play tasks: in a browser at the page's `/play`, or from a script. The command `play`.
     Plugin(
@@ -187,7 +187,7 @@ PLUGINS = (
                 "Check whether this machine is ready, and say how to fix what is not.",
             ),
             "tasks": Command(
-                "decathlon_mcp.plugins.readiness.tasks:tasks",
+                "decathlon_mcp.plugins.readiness.list_tasks:tasks",
                 "List the tasks, what each one needs, and whether it can run here.",
             ),
         },
@@ -245,8 +245,8 @@ PLUGINS = (
     Plugin(
         name="toolathlon",
         profiles=("decathlon_mcp.plugins.toolathlon",),
-        releases={"toolathlon": "decathlon_mcp.plugins.toolathlon.suite:find_release"},
-        suites=("decathlon_mcp.plugins.toolathlon.suite:ToolathlonHooks",),
+        releases={"toolathlon": "decathlon_mcp.plugins.toolathlon.toolathlon:find_release"},
+        suites=("decathlon_mcp.plugins.toolathlon.toolathlon:ToolathlonHooks",),
     ),
     # Recorded web: a recording proxy for tasks that need the internet, and its recordings.
     Plugin(
@@ -258,8 +258,8 @@ PLUGINS = (
                 "List, show, prune, compare and export recordings of the web.",
             ),
         },
-        web="decathlon_mcp.plugins.web.episodes:create",
+        web="decathlon_mcp.plugins.web.recorded_web:create",
         findings=("decathlon_mcp.plugins.web.proxy:check_program",),
-        task_notes=("decathlon_mcp.plugins.web.episodes:recorded_note",),
+        task_notes=("decathlon_mcp.plugins.web.recorded_web:recorded_note",),
     ),
 )

@@ -16,9 +16,9 @@ import struct
 from collections.abc import Callable
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.byte_streams import Backpressure, Reader, Writer
+from decathlon_sandbox.driver_requests import Notify, Request, RequestError, describe_error
 from decathlon_sandbox.event_loop import EventLoop, Timer
-from decathlon_sandbox.requests import Notify, Request, RequestError, describe_error
-from decathlon_sandbox.streams import Backpressure, Reader, Writer
 from decathlon_sandbox.strict_json import JsonObject
 
 LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))

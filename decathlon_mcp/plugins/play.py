@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 import anyio.to_thread
 from cyclopts import Parameter
 from decathlon_client import ClientError, Decathlon, NoVerdictError
+from decathlon_client.client_values import server_url
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import ScriptError, play_script, read_script
-from decathlon_client.values import server_url
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.console import ScriptConsole, reporting_absence

@@ -34,7 +34,7 @@ from decathlon_mcp.cli.usage import check_positive
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.plugins.history.columns import REPLAY_LABEL
 from decathlon_mcp.plugins.history.list_episodes import find_row
-from decathlon_mcp.plugins.history.replies import (
+from decathlon_mcp.plugins.history.repeated_calls import (
     Difference,
     Paths,
     RecordedCall,

@@ -15,8 +15,8 @@ from pathlib import PurePosixPath
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.transfers import put_archive
 from decathlon_mcp.episodes.extensions import EpisodeResource, SandboxRole
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory

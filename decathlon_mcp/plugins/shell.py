@@ -256,13 +256,13 @@ def _modified(file: Path) -> float:
 
 
 def _starts_folder(url: str | None) -> Path:
-    from decathlon_client.values import server_url
+    from decathlon_client.client_values import server_url
 
     return default_state() / "shell" / quote(server_url(url).rstrip("/").removesuffix("/mcp"), safe="")
 
 
 def _has_token() -> bool:
-    from decathlon_client.values import server_token
+    from decathlon_client.client_values import server_token
 
     return bool(server_token(None))
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import msgspec
-from decathlon_sandbox.processes import read_process
+from decathlon_sandbox.process_table import read_process
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.storage.disk import cure_of

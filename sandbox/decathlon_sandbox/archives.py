@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.driver_requests import RequestError
 
 Parts = tuple[bytes, ...]
 

@@ -12,7 +12,7 @@ import stat
 import time
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.driver_requests import RequestError
 from decathlon_sandbox.strict_json import JsonObject
 
 SCRATCH = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/var/cache", "/var/log")

@@ -8,18 +8,18 @@ from functools import cached_property
 from importlib import import_module
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.connection import Connection
+from decathlon_sandbox.byte_streams import Backpressure
+from decathlon_sandbox.driver_end import Connection
+from decathlon_sandbox.driver_requests import Request, RequestError, answer_in_thread
 from decathlon_sandbox.event_loop import EventLoop, log_exception
-from decathlon_sandbox.requests import Request, RequestError, answer_in_thread
-from decathlon_sandbox.streams import Backpressure
 from decathlon_sandbox.strict_json import JsonObject, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from decathlon_sandbox.servers import Servers
-    from decathlon_sandbox.supervisor import ProcessSupervisor
+    from decathlon_sandbox.child_processes import ProcessSupervisor
+    from decathlon_sandbox.tool_servers import Servers
 
 
 def main() -> int:
@@ -142,13 +142,13 @@ class Driver:
 
     @cached_property
     def _supervisor(self) -> ProcessSupervisor:
-        from decathlon_sandbox.supervisor import ProcessSupervisor
+        from decathlon_sandbox.child_processes import ProcessSupervisor
 
         return ProcessSupervisor(self._loop)
 
     @cached_property
     def _servers(self) -> Servers:
-        from decathlon_sandbox.servers import Servers
+        from decathlon_sandbox.tool_servers import Servers
 
         preloaded = None
         if self._preload_fd is not None:
@@ -183,7 +183,7 @@ class Driver:
             folder, max_bytes = params["folder"], params["max_bytes"]
             answer_in_thread(self._loop, request, lambda: {"tar": pack(folder, max_bytes)}, request.reply)
         elif method == wire.RUN:
-            from decathlon_sandbox.supervisor import Run
+            from decathlon_sandbox.child_processes import Run
 
             Run(self._loop, self._supervisor, request, params)
         elif method == wire.SNAPSHOT:

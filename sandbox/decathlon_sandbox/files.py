@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError, describe_error
+from decathlon_sandbox.driver_requests import RequestError, describe_error
 from decathlon_sandbox.strict_json import JsonObject
 
 COPY_CHUNK_BYTES = 1 << 23

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.driver_requests import RequestError
 from decathlon_sandbox.strict_json import JsonObject, as_list, as_object, encode_ascii, parse
 
 METHOD_NOT_FOUND = -32601

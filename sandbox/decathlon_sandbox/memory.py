@@ -13,7 +13,7 @@ import signal
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.event_loop import EventLoop
-from decathlon_sandbox.processes import STAT_BYTES, read_file, read_processes
+from decathlon_sandbox.process_table import STAT_BYTES, read_file, read_processes
 
 FILL_BYTES_PER_SECOND = 2 << 30
 """How fast processes fill memory, at most: what two cores can write to pages that are new to them."""

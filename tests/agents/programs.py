@@ -19,7 +19,7 @@ import pytest
 from decathlon_client.script import Step
 
 from decathlon_mcp.cli.options import PREFIX
-from decathlon_mcp.plugins.agents.programs import PRESETS
+from decathlon_mcp.plugins.agents.agent_programs import PRESETS
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from tests.agents.models import RECIPE, JsonObject, streaming_model
 from tests.conformance.suites import environment as node_environment

@@ -16,14 +16,14 @@ import pytest
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
-from decathlon_mcp.plugins.agents.programs import (
+from decathlon_mcp.plugins.agents.agent_programs import (
     MAX_ARGUMENT_BYTES,
     PRESETS,
     choose_variables,
     configure,
     find_program,
 )
+from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
 from decathlon_mcp.plugins.agents.reach import (
     MAX_CONNECTIONS,
     Endpoint,

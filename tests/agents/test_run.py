@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decathlon_client.client_values import CLAIM
 from decathlon_client.script import Step
 from decathlon_client.testing import scripted_model
-from decathlon_client.values import CLAIM
 
-from decathlon_mcp.cli.app import run
-from decathlon_mcp.plugins.agents.programs import PRESETS
+from decathlon_mcp.cli.command_line import run
+from decathlon_mcp.plugins.agents.agent_programs import PRESETS
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.sandboxes.host import isolation as host_isolation
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.command_line import run
 from decathlon_mcp.plugins.agents.serving import SOCKET
 from tests.agents.models import RECIPE
 from tests.agents.scripted_agent import HEADERS, Client, answer_of

@@ -16,9 +16,9 @@ import pytest
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict
 from decathlon_mcp.plugins.audit.attacks import attacks
-from decathlon_mcp.plugins.audit.attempts import read_stored
 from decathlon_mcp.plugins.audit.audit import AuditOptions
 from decathlon_mcp.plugins.audit.audit import audit as run_audit
+from decathlon_mcp.plugins.audit.audited_attempts import read_stored
 from decathlon_mcp.plugins.audit.report import OF_THE_SERVER, PAYS_ALREADY, POLICIES, Report
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from decathlon_client.values import Tool
+from decathlon_client.client_values import Tool
 
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.audit.abilities import (

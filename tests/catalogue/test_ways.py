@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.catalogue.requirements import HostInfo, broken_file, missing_requirements
-from decathlon_mcp.plugins.readiness.tasks import WayToRun, count_ways, way_to_run
+from decathlon_mcp.plugins.readiness.list_tasks import WayToRun, count_ways, way_to_run
 from decathlon_mcp.suites.documents import file_error
 
 if TYPE_CHECKING:

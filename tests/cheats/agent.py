@@ -14,7 +14,7 @@ import anyio
 from mcp import Client
 
 from decathlon_mcp.plugins.audit.attacks import Attack, named, shell_command
-from decathlon_mcp.plugins.conformance import files
+from decathlon_mcp.plugins.conformance import file_copies
 from decathlon_mcp.plugins.preload.preloads import Preloads
 from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
@@ -139,10 +139,10 @@ class CheatServer:
 
 
 STATES = {
-    **files.STATES,
-    **{f"link-to-{name}": f"os.symlink({link!a}, name)" for name, link in files.LINK_TARGETS.items()},
+    **file_copies.STATES,
+    **{f"link-to-{name}": f"os.symlink({link!a}, name)" for name, link in file_copies.LINK_TARGETS.items()},
 }
-"""Statements that make the workspace something else than a folder, see `files.MAKE_STATES`."""
+"""Statements that make the workspace something else than a folder, see `file_copies.MAKE_STATES`."""
 AT_ONCE = 4
 """Episodes of one test that are played at the same time."""
 
@@ -157,7 +157,7 @@ async def replace_workspaces(served: Served, states: Mapping[str, str] = STATES)
     async def replace(state: str, statements: str) -> None:
         async with places, open_episode(served, "sum-prices") as agent:
             printed = await agent.python(
-                f"{files.MAKE_STATES}\nimport shutil\nos.chdir('..')\nshutil.rmtree('workspace')\n"
+                f"{file_copies.MAKE_STATES}\nimport shutil\nos.chdir('..')\nshutil.rmtree('workspace')\n"
                 f"make('workspace', {statements!a})"
             )
             assert not printed, (state, printed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.plugins.conformance import files
+from decathlon_mcp.plugins.conformance import file_copies
 from tests.cheats.agent import SUITE, open_episode, replace_workspaces
 from tests.probe.serving import serving
 
@@ -51,4 +51,4 @@ async def test_local_provider_grades_only_the_state_of_the_workspace(tmp_path: P
 @pytest.mark.long
 async def test_workspace_that_is_no_folder_is_graded_as_empty_without_namespaces(tmp_path: Path) -> None:
     async with serving(tmp_path, suite=(SUITE,), provider="host") as served:
-        await replace_workspaces(served, files.STATES)
+        await replace_workspaces(served, file_copies.STATES)

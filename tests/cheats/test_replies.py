@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from decathlon_client import Decathlon
-from decathlon_client.errors import RequestError
+from decathlon_client.client_errors import RequestError
 from mcp.shared.exceptions import MCPError
 
 from tests.cheats.agent import SOLUTIONS, SUITE

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from decathlon_client import Decathlon
-from decathlon_client.errors import RequestError
+from decathlon_client.client_errors import RequestError
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decathlon_mcp.plugins.audit.attacks import Attack, named
-from decathlon_mcp.plugins.conformance import files
+from decathlon_mcp.plugins.conformance import file_copies
 from tests.cheats.agent import SOLUTIONS, STATES, Agent, CheatServer, replace_workspaces
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -40,7 +40,7 @@ async def test_workspace_in_any_state_but_that_of_a_folder_is_graded_as_empty(
     cheats: CheatServer, provider: str
 ) -> None:
     # Bubblewrap copies files as local sandboxes in namespaces do, where each state is played.
-    await replace_workspaces(cheats.served, STATES if provider == "docker" else files.STATES)
+    await replace_workspaces(cheats.served, STATES if provider == "docker" else file_copies.STATES)
 
 
 @each("names")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp import cli
-from decathlon_mcp.cli.app import command_line
+from decathlon_mcp.cli.command_line import command_line
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.supervisor import applies
 from decathlon_mcp.settings import default_state

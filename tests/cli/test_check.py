@@ -13,8 +13,8 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError
-from decathlon_mcp.plugins.web.episodes import recording_id
 from decathlon_mcp.plugins.web.exchanges import Counts
+from decathlon_mcp.plugins.web.recorded_web import recording_id
 from decathlon_mcp.plugins.web.recording import FOLDER, Recording, Rollout
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.command_line import run
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
 from decathlon_mcp.plugins.page import one_file as one_file_module

@@ -12,7 +12,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.command_line import run
 from decathlon_mcp.grading.signing import PublicKey, Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
 from decathlon_mcp.plugins.credentials import check, read_key

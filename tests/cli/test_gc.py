@@ -19,10 +19,10 @@ import pytest
 
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.plugins.gc import collect
-from decathlon_mcp.sandboxes.host import records
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
+from decathlon_mcp.sandboxes.host import sandbox_folder
 from decathlon_mcp.sandboxes.host.processes import ProcessId
-from decathlon_mcp.sandboxes.host.records import remove_folder
+from decathlon_mcp.sandboxes.host.sandbox_folder import remove_folder
 from decathlon_mcp.storage.lock import Server
 from decathlon_mcp.storage.store import ENDED, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import public_id
@@ -224,7 +224,7 @@ def test_what_a_stranger_says_is_neither_removed_nor_killed(
         (named / "owner").write_text(dead.name)
         process_id = ProcessId.of(victim.pid)
         assert process_id is not None
-        records.write_process(named / "leader", process_id)
+        sandbox_folder.write_process(named / "leader", process_id)
         variables = {"DECATHLON_SANDBOX": f"{dead.name}/{named}"}
         with subprocess.Popen(["/bin/sleep", "600"], env=variables) as forger:
             assert "1 sandbox," in shell.run("gc", "--abandon").stdout

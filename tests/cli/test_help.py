@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp import __version__
-from decathlon_mcp.cli import app
+from decathlon_mcp.cli import command_line
 from decathlon_mcp.cli.options import SECTIONS
 from decathlon_mcp.settings import Settings, all_settings, plugin_settings
 from tests.cli.conftest import Shell
@@ -35,13 +35,13 @@ def test_help_fits_on_a_screen_and_names_every_command_by_what_people_do(shell: 
     done = shell.run("--help")
     assert done.returncode == 0
     assert all(f"│ {command} " in done.stdout for command in COMMANDS)
-    assert re.findall(r"^╭─ ([\w ]+) ─", done.stdout, re.MULTILINE) == [*app.COMMANDS]
+    assert re.findall(r"^╭─ ([\w ]+) ─", done.stdout, re.MULTILINE) == [*command_line.COMMANDS]
     assert len(re.findall(r"^│ [a-z][a-z-]* ", done.stdout, re.MULTILINE)) <= MAX_COMMANDS
     assert len(done.stdout.splitlines()) <= SCREEN_LINES
 
 
 def test_help_of_every_command_fits_on_a_screen(shell: Shell) -> None:
-    commands = [name for name in app.command_line() if not name.startswith("-")]
+    commands = [name for name in command_line.command_line() if not name.startswith("-")]
     lines = {name: len(shell.run(name, "--help").stdout.splitlines()) for name in commands}
     assert {name: count for name, count in lines.items() if count > SCREEN_LINES} == {}
 

@@ -97,7 +97,7 @@ INTERRUPTED = """
 import os, signal, sys
 class Interrupt:
     def find_spec(name, *_):
-        if name == "decathlon_mcp.cli.app":
+        if name == "decathlon_mcp.cli.command_line":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt)
 from decathlon_mcp.cli import main

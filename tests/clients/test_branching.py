@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError
-from decathlon_client.results import Result, Summary
+from decathlon_client.batch_results import Result, Summary
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from tests.probe.serving import SUITE

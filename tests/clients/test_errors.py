@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from decathlon_client import NoVerdictError, Result, errors
-from decathlon_client.errors import ClientError
+from decathlon_client import NoVerdictError, Result, client_errors
+from decathlon_client.client_errors import ClientError
 
 
 def test_every_error_can_be_pickled_and_copied() -> None:
     kinds = [
-        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ClientError)
+        kind
+        for kind in vars(client_errors).values()
+        if isinstance(kind, type) and issubclass(kind, ClientError)
     ]
     for kind in kinds:
         if kind is NoVerdictError:
@@ -29,7 +31,7 @@ def test_every_error_can_be_pickled_and_copied() -> None:
 
 CLASSES: list[type[ClientError]] = [
     value
-    for value in vars(errors).values()
+    for value in vars(client_errors).values()
     if isinstance(value, type) and issubclass(value, ClientError) and value is not NoVerdictError
 ]
 

@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 from decathlon_client import AtCapacityError, ClientError, Decathlon, sdk
-from decathlon_client.errors import RETRY_SECONDS
-from decathlon_client.session import error_from_response
+from decathlon_client.client_errors import RETRY_SECONDS
+from decathlon_client.client_session import error_from_response
 
 pytestmark = pytest.mark.anyio
 

@@ -33,7 +33,7 @@ def test_all_lists_exactly_the_public_names() -> None:
 
 def test_importing_the_client_loads_nothing_of_the_server_and_a_part_of_it_no_mcp() -> None:
     program = (
-        "import sys, decathlon_client.values; print(*sys.modules)\n"
+        "import sys, decathlon_client.client_values; print(*sys.modules)\n"
         "import tool_decathlon; tool_decathlon.ToolDecathlonEnv; print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

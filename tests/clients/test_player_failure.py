@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from decathlon_client import Decathlon, Episode, PlayerFailedError, RequestError
 
-from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.command_line import run
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.page.access import load_or_create_page_key
 from tests.page.sites import browser, page_over, sign_in

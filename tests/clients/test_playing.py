@@ -21,7 +21,7 @@ from decathlon_client import (
     UnknownTaskError,
     UnknownToolError,
 )
-from decathlon_client.values import SERVER_METRICS, check_weights
+from decathlon_client.client_values import SERVER_METRICS, check_weights
 
 from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES
 from decathlon_mcp.episodes.state import Phase

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from decathlon_client import Tally
-from decathlon_client.results import LineDisplay, Pace, progress_display
+from decathlon_client.batch_results import LineDisplay, Pace, progress_display
 
 
 def test_lines_are_written_rarely_and_at_the_end() -> None:

@@ -15,7 +15,7 @@ import decathlon_client
 import pytest
 from cyclopts import App, CycloptsError
 
-from decathlon_mcp.cli.app import HELP_ALL, command_line
+from decathlon_mcp.cli.command_line import HELP_ALL, command_line
 from decathlon_mcp.cli.options import CLIENT_NAMES, PREFIX, SERVE_NAMES, ServerOptions
 from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, blocks, inline_code

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from decathlon_sandbox import archives, wire
-from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.driver_requests import RequestError
 
 OCTAL_DIGITS = 8
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from decathlon_sandbox.changes import Cleaning, snapshot
-from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.driver_requests import RequestError
 
 
 @pytest.fixture(autouse=True)

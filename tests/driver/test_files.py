@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from decathlon_sandbox import wire
+from decathlon_sandbox.driver_requests import RequestError
 from decathlon_sandbox.files import run_steps
-from decathlon_sandbox.requests import RequestError
 
 from tests.driver.peer import DriverPeer, WireError
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from decathlon_sandbox import wire
+from decathlon_sandbox.byte_streams import LineSplitter
+from decathlon_sandbox.driver_requests import RequestError
 from decathlon_sandbox.mcp_session import McpSession, ReplyHandler
-from decathlon_sandbox.requests import RequestError
-from decathlon_sandbox.streams import LineSplitter
 from decathlon_sandbox.strict_json import MAX_NODES
 
 

@@ -77,7 +77,7 @@ async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
             line.rpartition("|")[2].strip() for line in peer.log.splitlines() if "import time:" in line
         ]
     foreign = [name for name in imported if not name.startswith("decathlon_sandbox")]
-    first_child = imported.index("decathlon_sandbox.supervisor")
+    first_child = imported.index("decathlon_sandbox.child_processes")
     assert not SLOW_MODULES & set(imported) - {"ctypes", "shutil"}
     assert set(imported[first_child + 1 :]) & set(foreign) <= {
         "ctypes",

@@ -14,9 +14,9 @@ import pytest
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver import stream as stream_module
-from decathlon_mcp.driver.archives import get_archive, put_archive
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
+from decathlon_mcp.driver.transfers import get_archive, put_archive
 from decathlon_mcp.errors import BadRequestError, DriverError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider

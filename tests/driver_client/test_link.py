@@ -16,8 +16,8 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver import link as link_module
 from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.driver_messages import Notification, read_answer
 from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, DriverLink
-from decathlon_mcp.driver.messages import Notification, read_answer
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,

@@ -20,13 +20,13 @@ import anyio.lowlevel
 import pytest
 from anyio.abc import ByteStream
 from decathlon_sandbox import wire
-from decathlon_sandbox.connection import Connection
-from decathlon_sandbox.streams import Backpressure
+from decathlon_sandbox.byte_streams import Backpressure
+from decathlon_sandbox.driver_end import Connection
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.driver_messages import read_answer
 from decathlon_mcp.driver.link import DriverLink
-from decathlon_mcp.driver.messages import read_answer
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import ProviderUnavailableError
 

@@ -12,13 +12,13 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
+from decathlon_sandbox.driver_requests import UsedIds
 from decathlon_sandbox.lines import body_of_ids
-from decathlon_sandbox.requests import UsedIds
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.driver_messages import read_answer
 from decathlon_mcp.driver.link import DriverLink
-from decathlon_mcp.driver.messages import read_answer
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import (
     CallTimeoutError,

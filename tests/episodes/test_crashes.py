@@ -35,7 +35,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
-from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ServerStarts, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage import disk

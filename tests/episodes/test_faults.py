@@ -66,7 +66,7 @@ async def test_a_failure_is_the_agents_unless_other_sandboxes_fail_too(
     expected: tuple[str, float | None, str],
 ) -> None:
     # Archives for graders go through the provider, as those of large workspaces.
-    monkeypatch.setattr("decathlon_mcp.driver.archives.SENT_BYTES", 0)
+    monkeypatch.setattr("decathlon_mcp.driver.transfers.SENT_BYTES", 0)
     verdict = await verdict_of(tmp_path, faults, pattern)
     assert (verdict.status, verdict.reward) == expected[:2]
     assert expected[2] in verdict.detail

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.driver_messages import Notification
 from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.episodes.call import (
     MAX_QUEUED,

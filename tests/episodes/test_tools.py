@@ -15,7 +15,7 @@ import pytest
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, ToolRoute
-from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ServerStarts, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider

@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.driver_messages import Notification
 from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.tools.offered import ToolRoute
-from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ToolSession
 from decathlon_mcp.errors import DecathlonError, DriverError
 from decathlon_mcp.types import JsonObject
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.driver_requests import UsedIds
 from decathlon_sandbox.lines import (
     DAMAGED,
     OVERLONG,
@@ -16,7 +17,6 @@ from decathlon_sandbox.lines import (
     ids_of_body,
     refused_line,
 )
-from decathlon_sandbox.requests import UsedIds
 from decathlon_sandbox.strict_json import as_object
 
 

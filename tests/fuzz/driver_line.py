@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 from decathlon_sandbox import wire
+from decathlon_sandbox.byte_streams import LineSplitter
+from decathlon_sandbox.driver_requests import RequestError
 from decathlon_sandbox.mcp_session import Handshake, McpSession, ReplyHandler
-from decathlon_sandbox.requests import RequestError
-from decathlon_sandbox.streams import LineSplitter
 from decathlon_sandbox.strict_json import MAX_DEPTH, as_object
 from decathlon_sandbox.truncation import cut, shorten
 

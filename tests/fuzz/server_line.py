@@ -12,8 +12,8 @@ from typing import Any, cast
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 
+from decathlon_mcp.driver.driver_messages import MAX_DEPTH, Notification
 from decathlon_mcp.driver.link import DriverLink
-from decathlon_mcp.driver.messages import MAX_DEPTH, Notification
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import ViolationError
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError

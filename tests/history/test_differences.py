@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from decathlon_mcp.plugins.history.replies import (
+from decathlon_mcp.plugins.history.repeated_calls import (
     MAX_CLASSIFIED_CHARACTERS,
     PART_CHARACTERS,
     Difference,

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from decathlon_client import Decathlon
 
-from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.command_line import run
 
 pytestmark = [
     pytest.mark.anyio,

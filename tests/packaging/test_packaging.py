@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.cli.app import command_line
+from decathlon_mcp.cli.command_line import command_line
 
 REPOSITORY = Path(__file__).parents[2]
 MANIFEST = json.loads((REPOSITORY / "packaging" / "bundle" / "manifest.json").read_text("utf-8"))

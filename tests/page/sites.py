@@ -18,8 +18,8 @@ from decathlon_mcp.plugins.page.access import (
     Sessions,
     load_or_create_page_key,
 )
-from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.live import LiveFeed
+from decathlon_mcp.plugins.page.page import PageApp
 from decathlon_mcp.plugins.page.site import Site
 
 KEY = "0f" * 32

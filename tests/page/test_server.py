@@ -14,7 +14,7 @@ import pytest
 from decathlon_client import Decathlon, Episode, SetUpError
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.plugins.page import access, application
+from decathlon_mcp.plugins.page import access, page
 from decathlon_mcp.plugins.page.control import ACTIONS
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.suites.suite import Suite
@@ -112,7 +112,7 @@ async def test_events_tell_what_plays_now(served: Served, person: httpx2.AsyncCl
 
 
 async def test_one_token_does_not_take_all_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "MAX_OWN_STREAMS", 1)
+    monkeypatch.setattr(page, "MAX_OWN_STREAMS", 1)
     tokens = tokens_of(tmp_path, ann="controller", ben="controller")
     async with (
         serving(tmp_path / "state", provider="host", page=True, tokens=tokens) as served,

@@ -13,14 +13,14 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient, connect
-from decathlon_mcp.plugins.conformance.suite import ROOT
+from decathlon_mcp.driver.transfers import put_archive
+from decathlon_mcp.plugins.conformance.conformance import ROOT
 from decathlon_mcp.plugins.conformance.target import file_entry, pack
+from decathlon_mcp.plugins.preload.forkable_programs import NotPythonError, program_of
 from decathlon_mcp.plugins.preload.libraries import find_libraries
 from decathlon_mcp.plugins.preload.preloader import Preloader
 from decathlon_mcp.plugins.preload.preloads import Kind, Preloads
-from decathlon_mcp.plugins.preload.programs import NotPythonError, program_of
 from decathlon_mcp.sandboxes.base import Limits
 from decathlon_mcp.sandboxes.host.host_files import HostFiles
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable

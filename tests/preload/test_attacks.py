@@ -12,7 +12,7 @@ import pytest
 
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.sandboxes.host.processes import read_children
-from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from decathlon_mcp.sandboxes.host.sandbox_folder import closing_descriptor
 from tests.preload.conftest import STATE, Machine, spec_of
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from decathlon_mcp.errors import DriverError
-from decathlon_mcp.plugins.conformance.suite import ROOT
+from decathlon_mcp.plugins.conformance.conformance import ROOT
 from tests.fakes.calls import call_server
 from tests.preload.conftest import STATE, Machine, spec_of
 

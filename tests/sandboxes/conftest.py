@@ -17,8 +17,8 @@ import pytest
 from anyio.abc import Process
 
 from decathlon_mcp.driver.client import BOOT_COMMAND
-from decathlon_mcp.plugins.conformance.suite import ROOT, LastStep, ProviderUnderTest
-from decathlon_mcp.plugins.docker.events import OWNER_LABEL
+from decathlon_mcp.plugins.conformance.conformance import ROOT, LastStep, ProviderUnderTest
+from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies

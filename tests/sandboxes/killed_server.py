@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.plugins.conformance.suite import LastStep
+from decathlon_mcp.plugins.conformance.conformance import LastStep
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
 from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox

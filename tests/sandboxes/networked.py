@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from decathlon_mcp.plugins.conformance.suite import ROOT
+from decathlon_mcp.plugins.conformance.conformance import ROOT
 from decathlon_mcp.plugins.conformance.target import receive_all
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider

@@ -22,9 +22,12 @@ from typing import Any
 import docker
 import pytest
 
-from decathlon_mcp.plugins.conformance.processes import FILL_MEMORY, memory_over_the_limit_is_the_cause_of_end
-from decathlon_mcp.plugins.conformance.suite import Check, checks_for
-from decathlon_mcp.plugins.docker.events import OWNER_LABEL
+from decathlon_mcp.plugins.conformance.conformance import Check, checks_for
+from decathlon_mcp.plugins.conformance.first_processes import (
+    FILL_MEMORY,
+    memory_over_the_limit_is_the_cause_of_end,
+)
+from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL
 from decathlon_mcp.plugins.podman import API_VERSION, OWN_STACK, PodmanProvider
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.test_conformance import SLOW

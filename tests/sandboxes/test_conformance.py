@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import LimitExceededError
-from decathlon_mcp.plugins.conformance import suite
-from decathlon_mcp.plugins.conformance.suite import (
+from decathlon_mcp.plugins.conformance import conformance
+from decathlon_mcp.plugins.conformance.conformance import (
     Check,
     checks_for,
-    files,
+    file_copies,
+    first_processes,
     opening,
-    processes,
     snapshots,
     survival,
 )
@@ -25,7 +25,7 @@ SLOW = {
     opening.cancelled_opening_leaves_nothing,
     opening.cancelled_task_leaves_nothing,
     survival.cancelled_reattaching_leaves_nothing,
-    files.ten_thousand_files_and_a_large_one_survive_a_round_trip,
+    file_copies.ten_thousand_files_and_a_large_one_survive_a_round_trip,
     snapshots.ten_copies_and_the_original_do_not_see_each_other,
     snapshots.cancelled_saving_and_opening_leave_nothing,
     snapshots.killed_server_leaves_whole_snapshots_only,
@@ -37,12 +37,12 @@ OF_NETWORKS = (
     survival.sweep_keeps_the_sandboxes_that_it_is_given,
 )
 """A network has a process of its own, which has to be removed with the sandbox, whenever that is."""
-OF_IMAGES = {opening.__name__, files.__name__}
+OF_IMAGES = {opening.__name__, file_copies.__name__}
 """Modules of checks. How processes run and are reattached, an image does not change, but for their limits."""
 LIMITS = (
-    processes.memory_over_the_limit_is_the_cause_of_end,
-    processes.number_of_processes_is_limited,
-    processes.missing_program_is_an_error_and_leaves_nothing,
+    first_processes.memory_over_the_limit_is_the_cause_of_end,
+    first_processes.number_of_processes_is_limited,
+    first_processes.missing_program_is_an_error_and_leaves_nothing,
 )
 
 
@@ -53,7 +53,7 @@ def quick(checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": quick(checks_for(runs_commands=False)),
-    "plain": tuple(c for c in quick(checks_for()) if c.__module__ != files.__name__),
+    "plain": tuple(c for c in quick(checks_for()) if c.__module__ != file_copies.__name__),
     "image": tuple(c for c in checks_for() if c.__module__ in OF_IMAGES or c in LIMITS),
     "gvisor": checks_for(snapshots=True),
     # The slow ones are about code that it shares with images.
@@ -84,12 +84,12 @@ async def test_provider_conforms(bench: Bench, check: Check) -> None:
 
 
 async def test_failed_checks_are_reported_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def passing(target: suite.ProviderUnderTest) -> None: ...
+    async def passing(target: conformance.ProviderUnderTest) -> None: ...
 
-    async def failing(target: suite.ProviderUnderTest) -> None:
+    async def failing(target: conformance.ProviderUnderTest) -> None:
         raise LimitExceededError("too large")
 
-    monkeypatch.setattr(suite, "checks", {passing: (), failing: ()})
+    monkeypatch.setattr(conformance, "checks", {passing: (), failing: ()})
     bench = fake_bench("owner", tmp_path)
-    failures = await suite.failed_checks(bench)
+    failures = await conformance.failed_checks(bench)
     assert {name: str(error) for name, error in failures.items()} == {"failing": "too large"}

@@ -12,8 +12,8 @@ import pytest
 from decathlon_sandbox import wire
 
 from decathlon_mcp.archives.reading import Kind
-from decathlon_mcp.driver.archives import SENT_BYTES, get_archive, put_archive
 from decathlon_mcp.driver.client import DriverClient, connect
+from decathlon_mcp.driver.transfers import SENT_BYTES, get_archive, put_archive
 from decathlon_mcp.errors import BadRequestError, DriverError
 from decathlon_mcp.plugins.conformance.target import file_entry, link_entry, pack, read_archive
 from decathlon_mcp.sandboxes.base import Sandbox

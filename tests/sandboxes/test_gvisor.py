@@ -21,7 +21,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.plugins.conformance.target import LastStep, receive_all
-from decathlon_mcp.plugins.gvisor.command import (
+from decathlon_mcp.plugins.gvisor.runsc import (
     find_runsc,
     inside_command,
     runsc_version,
@@ -29,7 +29,7 @@ from decathlon_mcp.plugins.gvisor.command import (
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
-from decathlon_mcp.sandboxes.host.records import LEADER_FILE, living_sandboxes, read_process
+from decathlon_mcp.sandboxes.host.sandbox_folder import LEADER_FILE, living_sandboxes, read_process
 from tests.sandboxes.conftest import Bench, killed_server
 from tests.sandboxes.killed_server import host_provider
 from tests.sandboxes.test_bubblewrap import REFUSED_CALLS, output_of

@@ -14,7 +14,7 @@ import pytest
 from decathlon_mcp.driver.client import DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import SnapshotError
-from decathlon_mcp.plugins.gvisor.command import IMAGE_FILES, check_snapshot, describe_snapshot
+from decathlon_mcp.plugins.gvisor.runsc import IMAGE_FILES, check_snapshot, describe_snapshot
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.capabilities import Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 import pytest
-from decathlon_sandbox.processes import Process
+from decathlon_sandbox.process_table import Process
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
@@ -20,7 +20,7 @@ from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.host import processes
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
 from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive, living_members, read_children
-from decathlon_mcp.sandboxes.host.records import LEADER_FILE, OWNER_FILE
+from decathlon_mcp.sandboxes.host.sandbox_folder import LEADER_FILE, OWNER_FILE
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench
 

@@ -19,7 +19,7 @@ from decathlon_mcp.sandboxes.host.mounts import device_launcher
 from decathlon_mcp.sandboxes.host.network import TUN, OwnNetwork
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.host.processes import ProcessId
-from decathlon_mcp.sandboxes.host.records import HELPER_FILE, LEADER_FILE, read_process
+from decathlon_mcp.sandboxes.host.sandbox_folder import HELPER_FILE, LEADER_FILE, read_process
 from tests.sandboxes.conftest import Bench, open_to_everyone
 from tests.sandboxes.outside import addresses_of_this_machine, listening_everywhere, outside
 

@@ -16,12 +16,12 @@ import pytest
 from decathlon_mcp.driver.client import BOOT_COMMAND, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.plugins.conformance.suite import (
+from decathlon_mcp.plugins.conformance.conformance import (
     Check,
     checks_for,
-    files,
+    file_copies,
+    first_processes,
     opening,
-    processes,
     survival,
 )
 from decathlon_mcp.plugins.conformance.target import (
@@ -80,16 +80,16 @@ SHORT = frozenset(
         opening.ready_machine_passes_the_providers_own_check,
         survival.sandbox_is_reattached,
         survival.paused_sandbox_is_reattached_paused,
-        files.files_survive_a_round_trip,
-        files.dangerous_members_are_refused,
-        processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
-        processes.detached_processes_end_with_the_sandbox,
+        file_copies.files_survive_a_round_trip,
+        file_copies.dangerous_members_are_refused,
+        first_processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
+        first_processes.detached_processes_end_with_the_sandbox,
     }
 )
 """All checks take some two minutes; the others are long tests."""
 LIMITS = (
-    processes.memory_over_the_limit_is_the_cause_of_end,
-    processes.number_of_processes_is_limited,
+    first_processes.memory_over_the_limit_is_the_cause_of_end,
+    first_processes.number_of_processes_is_limited,
 )
 """The service's stand-in limits nothing."""
 

@@ -21,13 +21,13 @@ from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.container import Container
 from decathlon_mcp.sandboxes.host import processes as processes_module
-from decathlon_mcp.sandboxes.host import records as resources_module
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
+from decathlon_mcp.sandboxes.host import sandbox_folder as resources_module
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
-from decathlon_mcp.sandboxes.host.records import OWNER_FILE
 from decathlon_mcp.sandboxes.host.sandbox import Footprint
+from decathlon_mcp.sandboxes.host.sandbox_folder import OWNER_FILE
 from decathlon_mcp.sandboxes.streams import PipeStream
 from tests.sandboxes.conftest import open_bench
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, connect
-from decathlon_mcp.plugins.conformance.processes import SIGNALS_SCRIPT
+from decathlon_mcp.plugins.conformance.first_processes import SIGNALS_SCRIPT
 from decathlon_mcp.plugins.conformance.target import receive_all
 from tests.sandboxes.conftest import Bench
 

@@ -17,7 +17,7 @@ from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.host.plugin import HostInventory
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.sandboxes.host.records import GROUPS_FILE, LEADER_FILE, OWNER_FILE, write_process
+from decathlon_mcp.sandboxes.host.sandbox_folder import GROUPS_FILE, LEADER_FILE, OWNER_FILE, write_process
 from tests.sandboxes.conftest import open_to_everyone
 
 pytestmark = pytest.mark.anyio

@@ -17,13 +17,13 @@ from pathlib import Path
 import anyio
 
 from decathlon_mcp.plugins.conformance import (
-    files,
+    file_copies,
+    first_processes,
     opening,
-    processes,
     snapshots,
     survival,
 )
-from decathlon_mcp.plugins.conformance.suite import LastStep, ProviderUnderTest
+from decathlon_mcp.plugins.conformance.conformance import LastStep, ProviderUnderTest
 from decathlon_mcp.plugins.conformance.target import download, receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.capabilities import snapshots_of
@@ -33,9 +33,9 @@ USER = 1_000_000
 CHECKS = (
     opening.first_process_answers_on_the_stream,
     opening.nothing_is_left_after_exit,
-    files.files_survive_a_round_trip,
-    files.unpacked_files_belong_to_the_first_process,
-    processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
+    file_copies.files_survive_a_round_trip,
+    file_copies.unpacked_files_belong_to_the_first_process,
+    first_processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
     survival.reopened_stream_reaches_the_same_first_process,
     opening.ready_machine_passes_the_providers_own_check,
 )

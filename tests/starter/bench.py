@@ -18,8 +18,8 @@ from typing import Any
 import anyio
 import pytest
 import yaml
+from decathlon_client.client_values import CLAIM
 from decathlon_client.script import Step
-from decathlon_client.values import CLAIM
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import TextContent

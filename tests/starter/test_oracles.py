@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from decathlon_client.values import CLAIM
+from decathlon_client.client_values import CLAIM
 
 from decathlon_mcp.errors import UnknownTaskError
 from decathlon_mcp.starter import oracle, oracle_ids, suite_path

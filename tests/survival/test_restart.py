@@ -15,11 +15,11 @@ import anyio
 import httpx2
 import pytest
 from decathlon_client import Decathlon
-from decathlon_client.errors import EpisodeEndedError, NoVerdictError, SandboxLostError
+from decathlon_client.client_errors import EpisodeEndedError, NoVerdictError, SandboxLostError
 from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.listening import listen
-from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.protocol.messages import OPERATION_KEY
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import PROVIDER

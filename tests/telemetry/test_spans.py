@@ -23,7 +23,8 @@ from decathlon_mcp.settings import Settings, read_settings
 pytestmark = pytest.mark.anyio
 
 SERVER = (
-    "decathlon_mcp.app, decathlon_mcp.http.application, decathlon_mcp.protocol.stdio, decathlon_mcp.cli.app"
+    "decathlon_mcp.app, decathlon_mcp.http.application, decathlon_mcp.protocol.stdio, "
+    "decathlon_mcp.cli.command_line"
 )
 
 

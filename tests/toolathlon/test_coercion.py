@@ -12,7 +12,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.grading import attempt_of
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.json_limits import MAX_DEPTH
-from decathlon_mcp.plugins.toolathlon.suite import MAX_STEPS, coerced_arguments
+from decathlon_mcp.plugins.toolathlon.toolathlon import MAX_STEPS, coerced_arguments
 from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
 from tests.episodes.environment import running_registry, suite_with

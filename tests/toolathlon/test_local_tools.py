@@ -14,7 +14,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import DriverError, SetUpError
-from decathlon_mcp.plugins.toolathlon.suite import ToolathlonHooks
+from decathlon_mcp.plugins.toolathlon.toolathlon import ToolathlonHooks
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.plugins.toolathlon import suite as toolathlon_suite
-from decathlon_mcp.plugins.toolathlon.suite import find_release, texts_digest
+from decathlon_mcp.plugins.toolathlon import toolathlon as toolathlon_suite
+from decathlon_mcp.plugins.toolathlon.toolathlon import find_release, texts_digest
 from tests.suites.conftest import Checkout
 from tests.suites.test_revision import git
 

@@ -26,9 +26,9 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
+from decathlon_client.client_values import CLAIM
 from decathlon_client.script import Step
 from decathlon_client.testing import bundled_task, scripted_model
-from decathlon_client.values import CLAIM
 
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory

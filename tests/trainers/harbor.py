@@ -20,7 +20,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.command_line import run
 from decathlon_mcp.starter import oracle_ids
 from tests.docs.pages import block
 from tests.packaging.test_container import container_image, docker

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from decathlon_client.client_values import CLAIM
 from decathlon_client.script import Step
 from decathlon_client.testing import bundled_task, scripted_model
-from decathlon_client.values import CLAIM
 
 from decathlon_mcp.starter import oracle
 from decathlon_mcp.types import JsonObject

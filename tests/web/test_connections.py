@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.plugins.web.connections import Client, LimitedReader, Sandbox
-from decathlon_mcp.plugins.web.session import Session
+from decathlon_mcp.plugins.web.sandbox_session import Session
 
 pytestmark = pytest.mark.anyio
 

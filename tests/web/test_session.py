@@ -11,7 +11,7 @@ import pytest
 
 from decathlon_mcp.plugins.web.exchanges import Counts, Mode, Part, WebRequest, WebResponse
 from decathlon_mcp.plugins.web.recording import Recording, RecordingId
-from decathlon_mcp.plugins.web.session import (
+from decathlon_mcp.plugins.web.sandbox_session import (
     MISSED_STATUS,
     UNREACHABLE_STATUS,
     PendingExchange,

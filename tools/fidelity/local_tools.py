@@ -21,8 +21,8 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.replies import OVERLONG_FOLDER, CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.tools.offered import ToolDescriptions, ToolRoute
-from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
-from decathlon_mcp.plugins.toolathlon.suite import ToolathlonHooks
+from decathlon_mcp.episodes.tools.tool_session import ServerStarts, ToolSession
+from decathlon_mcp.plugins.toolathlon.toolathlon import ToolathlonHooks
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.tasks import Needs, Task
 from decathlon_mcp.types import JsonObject

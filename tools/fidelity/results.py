@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
-from decathlon_mcp.plugins.readiness.tasks import way_to_run
+from decathlon_mcp.plugins.readiness.list_tasks import way_to_run
 from decathlon_mcp.suites.suite import Suite
 from tools.fidelity.files import TASKS
 

@@ -32,12 +32,12 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ContentImage, ContentText, ToolDef, ToolError, ToolParams
 from inspect_ai.util import LimitExceededError, registry_create, sample_limits
 
-from decathlon_client import ManagedEpisode, sync, values
+from decathlon_client import ManagedEpisode, client_values, sync
 from decathlon_client.batch import run_name
-from decathlon_client.episode import Episode
-from decathlon_client.errors import ClientError
+from decathlon_client.client_episode import Episode
+from decathlon_client.client_errors import ClientError
+from decathlon_client.client_values import ATTEMPT, RUN, Reply, Tool
 from decathlon_client.notes import sending_notes
-from decathlon_client.values import ATTEMPT, RUN, Reply, Tool
 
 EVAL, MODEL = "eval", "model"
 """Labels of the episodes besides `run` and `attempt`: the evaluation's id, and the model's name."""
@@ -113,7 +113,7 @@ def tool_decathlon(
 
 
 def _refuse_missing(
-    ids: Sequence[str], offered: Mapping[str, values.Task], split: str | None, *, skip: bool
+    ids: Sequence[str], offered: Mapping[str, client_values.Task], split: str | None, *, skip: bool
 ) -> list[str]:
     """The tasks that cannot be played. Raises ValueError unless they are skipped."""
     reasons = {name: "there is no such task" for name in ids if name not in offered}
@@ -133,7 +133,7 @@ def _refuse_missing(
     return list(reasons)
 
 
-def _sample(task: values.Task) -> Sample:
+def _sample(task: client_values.Task) -> Sample:
     needs = [*task.servers, *task.local_tools, *(["network"] if task.network else [])]
     return Sample(
         id=task.id,

@@ -38,10 +38,10 @@ from nemo_gym.server_utils import SESSION_ID_KEY
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from decathlon_client import ManagedEpisode
-from decathlon_client.errors import ClientError
+from decathlon_client.client_errors import ClientError
+from decathlon_client.client_values import TOKEN_VARIABLE, JsonObject, Verdict
 from decathlon_client.notes import send_conversation
 from decathlon_client.sync import Decathlon
-from decathlon_client.values import TOKEN_VARIABLE, JsonObject, Verdict
 
 NAME = "tool_decathlon"
 AGENT = f"{NAME}_agent"

@@ -23,9 +23,9 @@ from agents import (
 )
 from agents.tool_context import ToolContext
 
-from decathlon_client.episode import Episode
+from decathlon_client.client_episode import Episode
+from decathlon_client.client_values import Tool
 from decathlon_client.notes import NoteSender, sending_notes
-from decathlon_client.values import Tool
 
 
 def function_tools(episode: Episode) -> list[FunctionTool]:

@@ -20,7 +20,7 @@ from openenv.core.harness import (
     VerifyResult,
 )
 
-from decathlon_client.errors import NoVerdictError
+from decathlon_client.client_errors import NoVerdictError
 from decathlon_client.notes import send_notes
 from decathlon_client.opener import RETRIES
 from decathlon_client.sync import Decathlon, Episode

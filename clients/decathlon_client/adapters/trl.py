@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from decathlon_client.errors import ClientError
+from decathlon_client.client_errors import ClientError
+from decathlon_client.client_values import Tool
 from decathlon_client.notes import send_notes
 from decathlon_client.opener import RETRIES
 from decathlon_client.sync import Decathlon, Episode
-from decathlon_client.values import Tool
 
 TYPES: dict[str, type] = {
     "string": str,

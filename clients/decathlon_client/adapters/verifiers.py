@@ -31,9 +31,9 @@ except ModuleNotFoundError as error:
     ) from None
 
 from decathlon_client import ManagedEpisode, sync
+from decathlon_client.client_values import TOKEN_VARIABLE, URL_VARIABLE, check_weights
 from decathlon_client.local_server import server_of_this_process
 from decathlon_client.notes import sending_notes
-from decathlon_client.values import TOKEN_VARIABLE, URL_VARIABLE, check_weights
 
 ID = "tool-decathlon"
 """The id by which verifiers finds the package `tool_decathlon`."""

@@ -18,7 +18,7 @@ from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Truncation
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.tools.offered import OfferedTools, offered_tools, same_tools
-from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ServerStarts, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.suites.prompts import LOCAL

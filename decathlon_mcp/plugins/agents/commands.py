@@ -28,7 +28,7 @@ from decathlon_mcp.cli.usage import (
 )
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.plugins.agents.programs import PRESETS
+from decathlon_mcp.plugins.agents.agent_programs import PRESETS
 from decathlon_mcp.plugins.agents.run_agents import ModelAgent, ProgramAgent, RunOptions, run_agents
 from decathlon_mcp.plugins.agents.serving import AGENT_DEFAULTS, AgentSettings
 

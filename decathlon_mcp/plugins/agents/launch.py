@@ -27,7 +27,7 @@ from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.payloads import source
-from decathlon_mcp.plugins.agents.programs import (
+from decathlon_mcp.plugins.agents.agent_programs import (
     PRESETS,
     Configuration,
     Program,

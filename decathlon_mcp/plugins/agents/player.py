@@ -20,8 +20,8 @@ from typing import Any
 import anyio
 import httpx2
 from decathlon_client import ClientError, Episode
+from decathlon_client.client_values import as_object, as_objects
 from decathlon_client.notes import text_of
-from decathlon_client.values import as_object, as_objects
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.output import without_controls
@@ -29,8 +29,8 @@ from decathlon_mcp.cli.usage import without_credentials
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.agents.agent_programs import Program, configure
 from decathlon_mcp.plugins.agents.launch import Launcher
-from decathlon_mcp.plugins.agents.programs import Program, configure
 from decathlon_mcp.plugins.agents.reach import Reached, relay_connections
 from decathlon_mcp.plugins.agents.serving import EmbeddedServer, PlayingApp, playing
 from decathlon_mcp.telemetry.logs import fields

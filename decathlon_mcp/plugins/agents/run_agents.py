@@ -18,16 +18,17 @@ from typing import Any, TypeAlias
 
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon
+from decathlon_client.batch_results import Result
+from decathlon_client.client_values import ATTEMPT, Verdict
 from decathlon_client.process import shutdown_on_signal
-from decathlon_client.results import Result
 from decathlon_client.resume import AttemptKey, RevisionError, Revisions
-from decathlon_client.values import ATTEMPT, Verdict
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.cli.output import print_json, print_table, printed, shell_path, this_command
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
+from decathlon_mcp.plugins.agents.agent_programs import Program, choose_variables, find_program
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher, check_version
 from decathlon_mcp.plugins.agents.player import (
     AgentPlayer,
@@ -36,7 +37,6 @@ from decathlon_mcp.plugins.agents.player import (
     ProgramFailedError,
     model_endpoint,
 )
-from decathlon_mcp.plugins.agents.programs import Program, choose_variables, find_program
 from decathlon_mcp.plugins.agents.reach import read_endpoints
 from decathlon_mcp.plugins.agents.serving import embedded_server, with_longer_lives
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from decathlon_client.values import JsonObject, Tool, as_object, as_objects
+from decathlon_client.client_values import JsonObject, Tool, as_object, as_objects
 
 Need: TypeAlias = Literal["file", "shell", "root"]
 """What an attack needs of the tools: to write a file, a shell, or a shell as root."""

@@ -17,10 +17,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon
+from decathlon_client.client_values import Task as DescribedTask
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step
-from decathlon_client.values import Task as DescribedTask
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
@@ -31,7 +31,7 @@ from decathlon_mcp.plugins.audit import policies
 from decathlon_mcp.plugins.audit.abilities import Abilities, is_source
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
-from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, KeptResults, cost_of, read_stored
+from decathlon_mcp.plugins.audit.audited_attempts import Attempt, Attempts, KeptResults, cost_of, read_stored
 from decathlon_mcp.plugins.audit.policies import Target
 from decathlon_mcp.plugins.audit.report import (
     DEFAULT_POLICIES,

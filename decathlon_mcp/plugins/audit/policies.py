@@ -14,8 +14,8 @@ from shlex import quote
 from typing import TypeAlias
 
 from decathlon_client import Episode
+from decathlon_client.client_values import CLAIM, JsonObject, Reply, Tool
 from decathlon_client.script import Step, read_steps, workspace_in
-from decathlon_client.values import CLAIM, JsonObject, Reply, Tool
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.plugins.audit.abilities import (

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from decathlon_client.values import JsonObject
+from decathlon_client.client_values import JsonObject
 
 from decathlon_mcp.cli.output import print_table, printed, this_command
 from decathlon_mcp.cli.usage import report

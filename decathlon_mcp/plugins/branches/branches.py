@@ -22,7 +22,7 @@ from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
-from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.episodes.tools.tool_session import ToolSession
 from decathlon_mcp.errors import (
     BadRequestError,
     DecathlonError,
@@ -41,7 +41,7 @@ from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTas
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, begin_as_copy, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedStates, nearest_state
 from decathlon_mcp.plugins.history.columns import REPLAY_LABEL
-from decathlon_mcp.plugins.history.replies import (
+from decathlon_mcp.plugins.history.repeated_calls import (
     Difference,
     Paths,
     RecordedCall,

@@ -28,8 +28,8 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.bodies import BodyReader
-from decathlon_mcp.http.errors import refusal
 from decathlon_mcp.http.protocol import HELD_KEY
+from decathlon_mcp.http.refusals import refusal
 from decathlon_mcp.labels import LABEL_HEADER, read_label_header
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.lobby_tools import describe_start, start_tool

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.bodies import BodyReader
-from decathlon_mcp.http.errors import refusal
+from decathlon_mcp.http.refusals import refusal
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.plugins.cluster.held_episodes import LINES_HEADERS
 from decathlon_mcp.protocol.headers import Headers

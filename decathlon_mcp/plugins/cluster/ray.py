@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from decathlon_mcp.cli.app import app as command_line
+from decathlon_mcp.cli.command_line import app as command_line
 from decathlon_mcp.cli.options import SERVER_DEFAULTS
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.cluster.node import Node

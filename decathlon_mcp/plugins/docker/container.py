@@ -23,7 +23,7 @@ from decathlon_mcp.plugins.docker.engine import (
     put_archive,
     refusal,
 )
-from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL, cause_in
+from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL, SANDBOX_LABEL, cause_in
 from decathlon_mcp.plugins.docker.image import (
     Image,
     find_image,

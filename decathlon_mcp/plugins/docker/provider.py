@@ -28,7 +28,7 @@ from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailable
 from decathlon_mcp.plugins.docker.checks import check_disk, check_engine_limits, check_runtime
 from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK, Container, remove_container
 from decathlon_mcp.plugins.docker.engine import RESTART_SECONDS, Api, Engine, engine_message, refusal
-from decathlon_mcp.plugins.docker.events import (
+from decathlon_mcp.plugins.docker.exit_events import (
     EXIT_EVENTS,
     LIVING_STATES,
     OWNER_LABEL,

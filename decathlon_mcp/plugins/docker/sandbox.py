@@ -39,7 +39,7 @@ from decathlon_mcp.plugins.docker.engine import (
     raise_api_error,
     refusal,
 )
-from decathlon_mcp.plugins.docker.events import ContainerExit
+from decathlon_mcp.plugins.docker.exit_events import ContainerExit
 from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec, check_folder
 from decathlon_mcp.sandboxes.capabilities import MEASURE_SECONDS, Usage
 from decathlon_mcp.sandboxes.streams import EndedStream, LogTail, ReadAhead, SocketStream

@@ -25,7 +25,7 @@ from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.cli.options import NO_FILTERS, PLAYER_SECONDS, Filters, Flag, settings_model
 from decathlon_mcp.cli.usage import check_not_empty, check_seconds
 from decathlon_mcp.errors import BadRequestError, SettingsError
-from decathlon_mcp.plugins.exports.episodes import finished_episodes, read_episodes, write_jsonl
+from decathlon_mcp.plugins.exports.exported_episodes import finished_episodes, read_episodes, write_jsonl
 from decathlon_mcp.plugins.exports.harbor import HarborOptions, write_harbor_tasks
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.list_episodes import find_row

@@ -50,7 +50,7 @@ from inspect_ai.model import (
 from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall, ToolCallError
 
-from decathlon_mcp.plugins.exports.episodes import ExportedEpisode, parse_json, utf8, value_of
+from decathlon_mcp.plugins.exports.exported_episodes import ExportedEpisode, parse_json, utf8, value_of
 from decathlon_mcp.plugins.history.values import CallEntry, EpisodeSummary, NoteEntry
 from decathlon_mcp.types import JsonObject, as_object
 

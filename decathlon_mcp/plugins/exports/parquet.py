@@ -13,7 +13,7 @@ from typing import Any, cast
 import pyarrow
 import pyarrow.parquet
 
-from decathlon_mcp.plugins.exports.episodes import ExportedEpisode, json_bytes, utf8
+from decathlon_mcp.plugins.exports.exported_episodes import ExportedEpisode, json_bytes, utf8
 from decathlon_mcp.plugins.history.values import NoteEntry, Text
 from decathlon_mcp.types import JsonObject
 

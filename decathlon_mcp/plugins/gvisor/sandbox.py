@@ -42,7 +42,8 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SnapshotError,
 )
-from decathlon_mcp.plugins.gvisor.command import (
+from decathlon_mcp.plugins.gvisor.inside import FAILED, FULL, NOT_STARTED, STOP_SECONDS, STOPPED
+from decathlon_mcp.plugins.gvisor.runsc import (
     CONTAINER,
     ERROR_BYTES,
     INSTALL_RUNSC,
@@ -61,7 +62,6 @@ from decathlon_mcp.plugins.gvisor.command import (
     outer_command,
     runsc_version,
 )
-from decathlon_mcp.plugins.gvisor.inside import FAILED, FULL, NOT_STARTED, STOP_SECONDS, STOPPED
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Finding, LimitName, Limits, finding
 from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
@@ -75,7 +75,7 @@ from decathlon_mcp.sandboxes.host.namespaces import (
     files_do_not_fit,
 )
 from decathlon_mcp.sandboxes.host.processes import SIGNAL_SECONDS, ProcessId
-from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from decathlon_mcp.sandboxes.host.sandbox_folder import closing_descriptor
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.telemetry.logs import fields
 

@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from typing import Annotated
 
 from cyclopts import Parameter
-from decathlon_client.results import pass_all, pass_at
+from decathlon_client.batch_results import pass_all, pass_at
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, filter_tasks

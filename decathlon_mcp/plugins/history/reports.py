@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from decathlon_client.results import pass_all, pass_at
+from decathlon_client.batch_results import pass_all, pass_at
 
 from decathlon_mcp.plugins.history.columns import Outcome
 from decathlon_mcp.plugins.history.queries import CLOSED, marks, owned, reason

@@ -18,7 +18,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.plugins.history.values import EpisodeQuery
-from decathlon_mcp.plugins.page.episodes import find_episode
+from decathlon_mcp.plugins.page.episode_pages import find_episode
 from decathlon_mcp.plugins.page.rendering import episode_path, run_path
 from decathlon_mcp.plugins.page.site import Visit
 from decathlon_mcp.plugins.retention import delete_folder

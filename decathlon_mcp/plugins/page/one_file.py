@@ -17,8 +17,8 @@ from html.parser import HTMLParser
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeDetails
-from decathlon_mcp.plugins.page.calls import shown
-from decathlon_mcp.plugins.page.episodes import (
+from decathlon_mcp.plugins.page.call_entries import shown
+from decathlon_mcp.plugins.page.episode_pages import (
     BOX_CALLS,
     Box,
     episode_values,

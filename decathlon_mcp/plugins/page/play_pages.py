@@ -33,8 +33,8 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.history.values import EpisodeDetails
-from decathlon_mcp.plugins.page import episodes as episode_pages
-from decathlon_mcp.plugins.page.calls import shown
+from decathlon_mcp.plugins.page import episode_pages
+from decathlon_mcp.plugins.page.call_entries import shown
 from decathlon_mcp.plugins.page.control import BY_HAND
 from decathlon_mcp.plugins.page.forms import (
     READ_SECONDS,

@@ -22,7 +22,7 @@ from decathlon_mcp.plugins.history.values import (
     TaskReport,
 )
 from decathlon_mcp.plugins.page import plots
-from decathlon_mcp.plugins.page.episodes import EPISODE_COLUMNS, MAX_SEARCH_CHARACTERS, order_of
+from decathlon_mcp.plugins.page.episode_pages import EPISODE_COLUMNS, MAX_SEARCH_CHARACTERS, order_of
 from decathlon_mcp.plugins.page.rendering import query
 from decathlon_mcp.plugins.page.site import Sorting, Visit
 

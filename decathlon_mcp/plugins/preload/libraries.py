@@ -14,8 +14,8 @@ import anyio
 import msgspec
 from anyio import to_thread
 
+from decathlon_mcp.plugins.preload.forkable_programs import Program
 from decathlon_mcp.plugins.preload.preloader import Preloader, PreloaderError
-from decathlon_mcp.plugins.preload.programs import Program
 from decathlon_mcp.sandboxes.host.command import as_user, user_of
 from decathlon_mcp.sandboxes.host.mounts import RootFiles, view_launcher
 from decathlon_mcp.storage.disk import new_file, open_regular

@@ -15,14 +15,14 @@ from typing import Any, Self
 
 import anyio
 from anyio import CancelScope, to_thread
-from decathlon_sandbox.seccomp import first_process_filter
+from decathlon_sandbox.seccomp_filters import first_process_filter
 
 from decathlon_mcp.payloads import source
-from decathlon_mcp.plugins.preload.programs import COMPARED_NAMES, COMPARED_PREFIXES, Program
+from decathlon_mcp.plugins.preload.forkable_programs import COMPARED_NAMES, COMPARED_PREFIXES, Program
 from decathlon_mcp.sandboxes.host.command import as_user, user_of
 from decathlon_mcp.sandboxes.host.mounts import RootFiles, view_launcher
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
-from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from decathlon_mcp.sandboxes.host.sandbox_folder import closing_descriptor
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter
 
 START_SECONDS = 60.0

@@ -34,6 +34,7 @@ from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Follow
 from decathlon_mcp.episodes.registry import RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.plugins.preload.forkable_programs import NotPythonError, Program, program_of
 from decathlon_mcp.plugins.preload.libraries import (
     KeptLibraries,
     Libraries,
@@ -42,12 +43,11 @@ from decathlon_mcp.plugins.preload.libraries import (
     read_imports,
 )
 from decathlon_mcp.plugins.preload.preloader import Preloader, PreloaderError
-from decathlon_mcp.plugins.preload.programs import NotPythonError, Program, program_of
 from decathlon_mcp.plugins.settings import PreloadSettings
 from decathlon_mcp.sandboxes.host.mounts import RootFiles
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from decathlon_mcp.sandboxes.host.sandbox_folder import closing_descriptor
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields
 

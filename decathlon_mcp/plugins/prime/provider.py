@@ -28,8 +28,8 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.plugins.prime.prime_sdk import ENDED, Sdk
 from decathlon_mcp.plugins.prime.sandbox import PrimeSandbox
-from decathlon_mcp.plugins.prime.sdk import ENDED, Sdk
 from decathlon_mcp.sandboxes.base import (
     CHECK_SECONDS,
     BaseProvider,

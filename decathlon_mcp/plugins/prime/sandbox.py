@@ -27,7 +27,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.plugins.inside_archives import program_inside
-from decathlon_mcp.plugins.prime.sdk import ENDED, Sdk
+from decathlon_mcp.plugins.prime.prime_sdk import ENDED, Sdk
 from decathlon_mcp.sandboxes.base import (
     CAUSE_SECONDS,
     OUT_OF_MEMORY,

@@ -38,8 +38,8 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
+from decathlon_mcp.plugins.readiness.list_tasks import broken_tasks, look_into_sandboxes, summarize_missing
 from decathlon_mcp.plugins.readiness.machine import format_finding
-from decathlon_mcp.plugins.readiness.tasks import broken_tasks, look_into_sandboxes, summarize_missing
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.keys import KEY_FILE

@@ -22,8 +22,8 @@ from pydantic import Base64Bytes, TypeAdapter, ValidationError
 from decathlon_mcp.archives.unpacking import joined
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import MissingProgram
-from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.transfers import put_archive
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.grading.grader import (

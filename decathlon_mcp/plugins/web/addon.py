@@ -60,7 +60,7 @@ from decathlon_mcp.plugins.web.exchanges import (
     public_address,
 )
 from decathlon_mcp.plugins.web.recording import Recording, RecordingError, Rollout
-from decathlon_mcp.plugins.web.session import (
+from decathlon_mcp.plugins.web.sandbox_session import (
     PendingExchange,
     Session,
     SharedRecording,

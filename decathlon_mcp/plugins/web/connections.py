@@ -18,7 +18,7 @@ from typing import Literal
 from weakref import WeakSet
 
 from decathlon_mcp.plugins.web.exchanges import MEBIBYTE
-from decathlon_mcp.plugins.web.session import Session
+from decathlon_mcp.plugins.web.sandbox_session import Session
 
 MAX_CONNECTIONS = 64
 """Open connections of one sandbox. Browsers open 32 to a proxy."""

@@ -44,7 +44,7 @@ from decathlon_mcp.plugins.web.exchanges import (
     SessionSpec,
 )
 from decathlon_mcp.plugins.web.recording import BUSY_SECONDS
-from decathlon_mcp.plugins.web.session import SETTLE_SECONDS
+from decathlon_mcp.plugins.web.sandbox_session import SETTLE_SECONDS
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields

@@ -32,7 +32,7 @@ from decathlon_mcp.sandboxes.host.mounts import (
 )
 from decathlon_mcp.sandboxes.host.network import OwnNetwork
 from decathlon_mcp.sandboxes.host.processes import ProcessId
-from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from decathlon_mcp.sandboxes.host.sandbox_folder import closing_descriptor
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter, is_supported
 from decathlon_mcp.types import as_object
 

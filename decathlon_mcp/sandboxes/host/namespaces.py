@@ -53,7 +53,9 @@ from decathlon_mcp.sandboxes.host.first_process import Launch
 from decathlon_mcp.sandboxes.host.mounts import RootFiles, view_launcher, writable_folders
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, OwnNetwork
 from decathlon_mcp.sandboxes.host.processes import ProcessId, ProcessSignaller
-from decathlon_mcp.sandboxes.host.records import (
+from decathlon_mcp.sandboxes.host.root_unpacking import unpack_inside
+from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
+from decathlon_mcp.sandboxes.host.sandbox_folder import (
     GROUPS_FILE,
     HELPER_FILE,
     LEADER_FILE,
@@ -61,8 +63,6 @@ from decathlon_mcp.sandboxes.host.records import (
     read_record,
     write_process,
 )
-from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
-from decathlon_mcp.sandboxes.host.unpacking import unpack_inside
 from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.telemetry.logs import fields

@@ -14,7 +14,7 @@ from decathlon_mcp.sandboxes.host.image_folder import UNPACK
 from decathlon_mcp.sandboxes.host.isolation import HOST, HostIsolation, decide_isolation, why_no_own_network
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox, why_no_network
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.sandboxes.host.records import living_sandboxes, sandbox_owners
+from decathlon_mcp.sandboxes.host.sandbox_folder import living_sandboxes, sandbox_owners
 from decathlon_mcp.sandboxes.plugins import (
     NoOptions,
     Offer,

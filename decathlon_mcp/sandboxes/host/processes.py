@@ -19,7 +19,7 @@ from typing import Self
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from decathlon_sandbox.processes import Process, read_file, read_process
+from decathlon_sandbox.process_table import Process, read_file, read_process
 
 SIGNAL_SECONDS = 5.0
 """How long the processes of one sandbox may take to stop or end, from the first signal sent to them."""

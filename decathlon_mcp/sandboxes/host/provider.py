@@ -54,8 +54,8 @@ from decathlon_mcp.sandboxes.host.isolation import HOST, PLAIN, cure_of
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.network import PROGRAM
 from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
-from decathlon_mcp.sandboxes.host.records import read_owner, sandbox_owners, unfinished_folder_prefix
 from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox, PlainSandbox
+from decathlon_mcp.sandboxes.host.sandbox_folder import read_owner, sandbox_owners, unfinished_folder_prefix
 from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.telemetry.logs import fields
 

@@ -44,7 +44,7 @@ from decathlon_mcp.sandboxes.host.cgroups import Group, is_group
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, end_helper
 from decathlon_mcp.sandboxes.host.processes import ProcessId, ProcessSignaller, is_stopped
-from decathlon_mcp.sandboxes.host.records import (
+from decathlon_mcp.sandboxes.host.sandbox_folder import (
     GROUPS_FILE,
     HELPER_FILE,
     LEADER_FILE,

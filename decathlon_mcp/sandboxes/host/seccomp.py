@@ -12,7 +12,7 @@ import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from decathlon_sandbox.seccomp import (
+from decathlon_sandbox.seccomp_filters import (
     ALLOW,
     AND,
     AT_LEAST,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import anyio
 
-from decathlon_client.errors import (
+from decathlon_client.client_errors import (
     ERROR_KEY,
     CallTimeoutError,
     ClientError,
@@ -21,9 +21,8 @@ from decathlon_client.errors import (
     SandboxLostError,
     UnknownToolError,
 )
-from decathlon_client.requests import parse_arguments
-from decathlon_client.session import ReconnectingSession
-from decathlon_client.values import (
+from decathlon_client.client_session import ReconnectingSession
+from decathlon_client.client_values import (
     CLAIM,
     REWARDED,
     JsonObject,
@@ -35,6 +34,7 @@ from decathlon_client.values import (
     as_object,
     as_objects,
 )
+from decathlon_client.resends import parse_arguments
 
 CLAIM_NAMES = (CLAIM, "local-claim_done", "local_claim_done")
 EVALUATE_NAME = "evaluate"

@@ -14,8 +14,7 @@ from typing import Protocol, TypeAlias
 
 import anyio
 
-from decathlon_client.background import CloseBudget, OwnedContexts
-from decathlon_client.errors import (
+from decathlon_client.client_errors import (
     AccessDeniedError,
     CallTimeoutError,
     ClientError,
@@ -25,7 +24,15 @@ from decathlon_client.errors import (
     RequestError,
     error_from_json_rpc,
 )
-from decathlon_client.requests import ResendPolicy, Resends, absent_seconds, check_call, with_operation
+from decathlon_client.client_values import (
+    TOKEN_VARIABLE,
+    JsonObject,
+    OnProgress,
+    authorization,
+    server_token,
+    server_url,
+)
+from decathlon_client.resends import ResendPolicy, Resends, absent_seconds, check_call, with_operation
 from decathlon_client.sdk import (
     CLOSED_STREAM_ERRORS,
     ErrorResponse,
@@ -36,14 +43,7 @@ from decathlon_client.sdk import (
     http_session,
     json_rpc_error,
 )
-from decathlon_client.values import (
-    TOKEN_VARIABLE,
-    JsonObject,
-    OnProgress,
-    authorization,
-    server_token,
-    server_url,
-)
+from decathlon_client.task_groups import CloseBudget, OwnedContexts
 
 CLOSE_SECONDS = 10.0
 """How long the end of a session may take; the server ends a silent session by itself."""

@@ -8,12 +8,12 @@ import signal
 from collections.abc import Callable
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.byte_streams import Backpressure, LineSplitter, Reader, TailBuffer, Writer
+from decathlon_sandbox.child_processes import Child, ProcessSupervisor, child_environment, marked
+from decathlon_sandbox.driver_requests import Notify, Request, RequestError, answer_in_thread, describe_error
 from decathlon_sandbox.event_loop import EventLoop, Timer
 from decathlon_sandbox.mcp_session import Handshake, McpSession, ReplyHandler
-from decathlon_sandbox.requests import Notify, Request, RequestError, answer_in_thread, describe_error
-from decathlon_sandbox.streams import Backpressure, LineSplitter, Reader, TailBuffer, Writer
 from decathlon_sandbox.strict_json import JsonObject, as_object, encode
-from decathlon_sandbox.supervisor import Child, ProcessSupervisor, child_environment, marked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TextIO, TypeAlias, TypeVar
 
-from decathlon_client.values import Verdict
+from decathlon_client.client_values import Verdict
 
 LINE_SECONDS = 10.0
 """Interval of the lines where there is no terminal."""

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.byte_streams import Backpressure
+from decathlon_sandbox.driver_requests import HIGH_WATER_BYTES, RESERVED_BYTES, Request, Requests
 from decathlon_sandbox.event_loop import EventLoop, Timer, log
 from decathlon_sandbox.lines import (
     DAMAGED,
@@ -18,8 +20,6 @@ from decathlon_sandbox.lines import (
     ids_of_body,
     refused_line,
 )
-from decathlon_sandbox.requests import HIGH_WATER_BYTES, RESERVED_BYTES, Request, Requests
-from decathlon_sandbox.streams import Backpressure
 from decathlon_sandbox.strict_json import JsonObject
 
 EMPTY_INPUT_SECONDS = 0.2

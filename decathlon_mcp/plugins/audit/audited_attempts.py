@@ -13,13 +13,13 @@ from typing import Generic, NamedTuple, TypeVar
 import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon, NoVerdictError
-from decathlon_client.values import JsonObject, Verdict
+from decathlon_client.client_values import JsonObject, Verdict
 from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.plugins.audit.policies import Play
 from decathlon_mcp.plugins.audit.report import Cost
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.history.replies import recorded_calls
+from decathlon_mcp.plugins.history.repeated_calls import recorded_calls
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.storage.disk import new_file
 from decathlon_mcp.storage.store import Store

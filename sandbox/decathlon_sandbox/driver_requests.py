@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from decathlon_sandbox.connection import Connection
+    from decathlon_sandbox.driver_end import Connection
 
     T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from decathlon_mcp.plugins.conformance import files, opening, processes, snapshots, survival
+from decathlon_mcp.plugins.conformance import file_copies, first_processes, opening, snapshots, survival
 from decathlon_mcp.plugins.conformance.target import (
     ROOT,
     Check,
@@ -38,9 +38,9 @@ __all__ = [
     "ProviderUnderTest",
     "checks_for",
     "failed_checks",
-    "files",
+    "file_copies",
+    "first_processes",
     "opening",
-    "processes",
     "snapshots",
     "survival",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from decathlon_client.values import JsonObject, Reply, as_object
+from decathlon_client.client_values import JsonObject, Reply, as_object
 
 ERROR_KEY = "decathlon/error"
 """Key in the `_meta` of a result that the server made from an error of its own."""

@@ -19,8 +19,8 @@ from starlette.responses import Response, StreamingResponse
 from decathlon_mcp.archives.reading import BrokenArchiveError
 from decathlon_mcp.plugins.history.workspaces import LeftFile
 from decathlon_mcp.plugins.page.access import SANDBOXED
-from decathlon_mcp.plugins.page.calls import IMAGE_BEGINNINGS, MAX_IMAGE_BYTES, image_url
-from decathlon_mcp.plugins.page.episodes import find_episode
+from decathlon_mcp.plugins.page.call_entries import IMAGE_BEGINNINGS, MAX_IMAGE_BYTES, image_url
+from decathlon_mcp.plugins.page.episode_pages import find_episode
 from decathlon_mcp.plugins.page.rendering import marked
 from decathlon_mcp.plugins.page.site import Visit
 

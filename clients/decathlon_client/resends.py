@@ -21,8 +21,8 @@ from typing import Any, cast
 
 import anyio
 
-from decathlon_client.errors import ClientError, RequestError
-from decathlon_client.values import JsonObject, as_object
+from decathlon_client.client_errors import ClientError, RequestError
+from decathlon_client.client_values import JsonObject, as_object
 
 MAX_DEPTH = 128
 """Depth of nested arrays and objects in one message; the server accepts no more."""

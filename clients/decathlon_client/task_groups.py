@@ -12,7 +12,7 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
-from decathlon_client.errors import ConnectionLostError
+from decathlon_client.client_errors import ConnectionLostError
 
 T = TypeVar("T")
 

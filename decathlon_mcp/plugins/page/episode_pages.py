@@ -28,7 +28,7 @@ from decathlon_mcp.plugins.history.values import (
 )
 from decathlon_mcp.plugins.page import plots
 from decathlon_mcp.plugins.page.access import SANDBOXED
-from decathlon_mcp.plugins.page.calls import ShownCall, shown
+from decathlon_mcp.plugins.page.call_entries import ShownCall, shown
 from decathlon_mcp.plugins.page.rendering import episode_path, query
 from decathlon_mcp.plugins.page.site import Sorting, Visit
 from decathlon_mcp.types import as_object, is_public_id

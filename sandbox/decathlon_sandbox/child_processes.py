@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.byte_streams import Reader, TailBuffer
+from decathlon_sandbox.driver_requests import Request, RequestError, describe_error
 from decathlon_sandbox.event_loop import EventLoop
-from decathlon_sandbox.processes import (
+from decathlon_sandbox.process_table import (
     Process,
     children_by_parent,
     descendants,
@@ -21,8 +23,6 @@ from decathlon_sandbox.processes import (
     matches_command,
     read_processes,
 )
-from decathlon_sandbox.requests import Request, RequestError, describe_error
-from decathlon_sandbox.streams import Reader, TailBuffer
 from decathlon_sandbox.strict_json import JsonObject
 
 TYPE_CHECKING = False
@@ -385,7 +385,7 @@ def _harden_driver() -> None:
     # in /proc.
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     if os.getpid() == 1:
-        from decathlon_sandbox.seccomp import protect_first_process
+        from decathlon_sandbox.seccomp_filters import protect_first_process
 
         protect_first_process(libc)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

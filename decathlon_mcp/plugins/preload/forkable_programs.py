@@ -17,7 +17,7 @@ from decathlon_mcp.types import JsonObject
 
 MERGED_VARIABLES = {"PYTHONHASHSEED": "0"}
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""Both as in `decathlon_sandbox.supervisor`."""
+"""Both as in `decathlon_sandbox.child_processes`."""
 COMPARED_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
 COMPARED_NAMES = (
     *("LANG", "LANGUAGE", "TZ", "PATH", "HOME", "OPENSSL_CONF", "OPENSSL_MODULES", "SSL_CERT_FILE"),

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.byte_streams import Backpressure
+from decathlon_sandbox.child_processes import ProcessSupervisor
+from decathlon_sandbox.driver_requests import Notify, Request, RequestError
 from decathlon_sandbox.event_loop import EventLoop
-from decathlon_sandbox.requests import Notify, Request, RequestError
-from decathlon_sandbox.server import RelayedCall, Server, ServerState
-from decathlon_sandbox.streams import Backpressure
 from decathlon_sandbox.strict_json import JsonObject
-from decathlon_sandbox.supervisor import ProcessSupervisor
+from decathlon_sandbox.tool_server import RelayedCall, Server, ServerState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
-from decathlon_mcp.plugins.page import episodes, files, runs
+from decathlon_mcp.plugins.page import episode_pages, left_files, runs
 from decathlon_mcp.plugins.page.access import (
     READING,
     SESSION_SECONDS,
@@ -44,7 +44,7 @@ from decathlon_mcp.plugins.page.access import (
     load_or_create_page_key,
 )
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
-from decathlon_mcp.plugins.page.episodes import compare_episodes
+from decathlon_mcp.plugins.page.episode_pages import compare_episodes
 from decathlon_mcp.plugins.page.live import (
     MAX_OWN_STREAMS,
     MAX_STREAMS,
@@ -91,19 +91,19 @@ class PageApp:
                 Route("/", site.watching(front)),
                 Route("/runs", site.watching(runs.runs)),
                 Route("/runs/{run:path}", site.watching(runs.run)),
-                Route("/episodes", site.watching(episodes.episodes)),
+                Route("/episodes", site.watching(episode_pages.episodes)),
                 Route("/compare", site.watching(runs.compare)),
                 Route("/compare/episodes", site.watching(compare_episodes)),
-                Route("/e/{id}", site.watching(episodes.episode)),
-                Route("/e/{id}/calls", site.watching(episodes.calls)),
-                Route("/e/{id}/find", site.watching(episodes.find)),
-                Route("/e/{id}/reply/{seq:int}", site.watching(episodes.reply)),
-                Route("/e/{id}/note/{number:int}", site.watching(episodes.note)),
-                Route("/e/{id}/prompt", site.watching(episodes.prompt)),
-                Route("/e/{id}/files", site.watching(files.files)),
-                Route("/e/{id}/files/{number:int}", site.watching(files.download)),
-                Route("/e/{id}/tools", site.watching(episodes.tools)),
-                Route("/e/{id}/verdict.json", site.watching(episodes.verdict)),
+                Route("/e/{id}", site.watching(episode_pages.episode)),
+                Route("/e/{id}/calls", site.watching(episode_pages.calls)),
+                Route("/e/{id}/find", site.watching(episode_pages.find)),
+                Route("/e/{id}/reply/{seq:int}", site.watching(episode_pages.reply)),
+                Route("/e/{id}/note/{number:int}", site.watching(episode_pages.note)),
+                Route("/e/{id}/prompt", site.watching(episode_pages.prompt)),
+                Route("/e/{id}/files", site.watching(left_files.files)),
+                Route("/e/{id}/files/{number:int}", site.watching(left_files.download)),
+                Route("/e/{id}/tools", site.watching(episode_pages.tools)),
+                Route("/e/{id}/verdict.json", site.watching(episode_pages.verdict)),
                 Route("/page/live", live_events(site)),
                 Route("/page/end", site.watching(end_episode), methods=["POST"]),
                 Route("/page/branch", site.watching(branch_episode), methods=["POST"]),
