@@ -14,7 +14,7 @@ from typing import TypeGuard
 CLIENT = Path(__file__).parents[2] / "clients" / "decathlon_client"
 STUB = CLIENT / "sync.pyi"
 PROXIES = {
-    "episode": ["Episode"],
+    "client_episode": ["Episode"],
     "lockstep": ["Slot", "Lockstep"],
     "batch": ["Batch"],
     "decathlon": ["Decathlon"],
