@@ -6,6 +6,7 @@ A path on the page is relative to `decathlon_mcp/`, or starts with a folder of `
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from tests.docs.pages import DOCS, REPOSITORY, inline_code, tables
@@ -16,6 +17,8 @@ DRIVER = REPOSITORY / "sandbox" / "decathlon_sandbox"
 CLIENT = REPOSITORY / "clients" / "decathlon_client"
 REFERENCE = re.compile(r"(?P<path>[\w./-]+\.py)(?::(?P<name>[\w.]+))?")
 FROM_ROOT = ("sandbox", "clients", "tests", "docs", "benchmarks")
+CONVENTIONAL = frozenset({"__init__", "__main__", "commands", "inside", "provider", "sandbox", "settings"})
+"""Names that a plug-in's modules have by what they are."""
 FIRST_HEAD = ("package", "plug-in")
 """What the first columns of the tables of packages are called."""
 
@@ -68,3 +71,9 @@ def test_every_module_and_name_referred_to_exists() -> None:
     assert references, "the page refers to no module"
     wrong = sorted({text for reference in references if (text := problem(reference))})
     assert wrong == [], "wrong references:\n" + "\n".join(wrong)
+
+
+def test_no_two_modules_have_one_name() -> None:
+    modules = [file for folder in (SERVER, DRIVER, CLIENT) for file in folder.rglob("*.py")]
+    names = Counter(file.stem for file in modules if SERVER / "starter" not in file.parents)
+    assert {name for name, count in names.items() if count > 1} <= CONVENTIONAL
