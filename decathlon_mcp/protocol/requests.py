@@ -111,6 +111,13 @@ class RequestContext(msgspec.Struct, eq=False):
     """When the reply came, by `perf_counter`; 0 without a reply."""
 
     @property
+    def share_key(self) -> str | None:
+        """The token whose share of the server the request uses, for an agent that of its episode's owner."""
+        if self.by_agent_id and self.access is not None:
+            return self.access.episode.spec.owner.share_key
+        return self.principal.share_key
+
+    @property
     def http(self) -> tuple[Scope, Receive, Send]:
         """The HTTP request, where there is one."""
         assert self.asgi is not None

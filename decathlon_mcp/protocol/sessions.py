@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -92,7 +92,7 @@ class Session:
         *,
         address: Address = Address(),  # noqa: B008  (it is immutable)
         token: str | None = None,
-        share: tuple[str, str] | None = None,
+        shares: frozenset[tuple[str, str]] = frozenset(),
     ) -> None:
         self.id = session_id
         self.owner = session_id or secrets.token_hex(16)
@@ -102,8 +102,8 @@ class Session:
         self.token = token
         self.access: EpisodeAccess | None = None
         """Access to the episode that the session is, or has started last."""
-        self.share = share
-        """Sessions with the same share are counted together; None: the session is not counted."""
+        self.shares = shares
+        """The token, and the agent's address, whose sessions are counted and limited."""
         self.log_level = "debug"
         """The lowest level of log messages that the client gets."""
         self.generation = 0
@@ -189,20 +189,20 @@ class Sessions:
 
         Raises AtCapacityError if there are too many, or too many of the same client's.
         """
-        share, limit = None, self._max_per_token
+        limits: dict[tuple[str, str], int] = {}
         if context.by_agent_id:
-            share, limit = ("agent", context.address.path), min(MAX_AGENT_SESSIONS, limit)
-        elif (token := context.principal.share_key) is not None:
-            share = ("token", token)
-        of_share = 0 if share is None else sum(each.share == share for each in self._open.values())
-        if len(self._open) >= MAX_SESSIONS or of_share >= limit:
+            limits["agent", context.address.path] = MAX_AGENT_SESSIONS
+        if (token := context.share_key) is not None:
+            limits["token", token] = self._max_per_token
+        counts = Counter(share for each in self._open.values() for share in each.shares & limits.keys())
+        if len(self._open) >= MAX_SESSIONS or any(counts[share] >= limits[share] for share in limits):
             raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
         session = Session(
             session_id or secrets.token_hex(16),
             version,
             address=context.address,
             token=context.principal.token,
-            share=share,
+            shares=frozenset(limits),
         )
         if self._store is not None and version >= RESUMABLE_SINCE:
             session.generation = self._store.generation

@@ -242,6 +242,22 @@ async def test_one_token_cannot_take_all_sessions(tmp_path: Path, monkeypatch: p
             assert SESSION in (await open_session(http, served.lobby, "ada")).headers
 
 
+async def test_sessions_of_a_tokens_agents_are_of_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tokens_of(tmp_path, ada="player", bob="player")
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 4)
+    async with serving(tmp_path, tokens=tokens, provider="host") as served:
+        async with connected(served.lobby, token="ada") as ada, httpx2.AsyncClient() as http:
+            agents: list[str] = []
+            for _ in range(2):
+                reply: Any = await ada.call_tool("start_episode", {"task": "find-answer", "wait": False})
+                agents.append(reply.structured_content["agent_address"])
+            opened = [await open_session(http, agents[number % 2], None) for number in range(3)]
+            assert [SESSION in response.headers for response in opened] == [True, True, False]
+            assert SESSION in (await open_session(http, served.lobby, "bob")).headers
+
+
 async def test_an_agent_without_a_token_cannot_take_all_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
