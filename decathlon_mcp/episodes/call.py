@@ -193,6 +193,7 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     waiters: list[Waiter] = msgspec.field(default_factory=list[Waiter])
     """The requests whose responses are not over."""
     _deadline: asyncio.TimerHandle | None = None
+    _end: anyio.Event | None = None
 
     @classmethod
     def of_line(cls, line: JsonObject) -> Call:
@@ -261,6 +262,12 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
                     self._cancel()
             raise
 
+    async def ended(self) -> None:
+        """Wait until the call has ended, without a claim to its outcome."""
+        if not self.is_ended:
+            self._end = self._end or anyio.Event()
+            await self._end.wait()
+
     def abandon(self) -> None:
         """Cancel the call as soon as no request waits for it, even if the last one was detached."""
         for waiter in self.waiters:
@@ -284,6 +291,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
         """End the call; each waiting request gets the outcome after its queued notifications."""
         self.outcome, self.is_ended = outcome, True
         self._stop_deadline()
+        if self._end is not None:
+            self._end.set()
         for waiter in self.waiters:
             waiter.wake()
 

@@ -39,6 +39,7 @@ from decathlon_mcp.episodes.state import NOT_READY, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, ToolRoute
 from decathlon_mcp.episodes.tools.tool_session import ToolSession
 from decathlon_mcp.errors import (
+    AtCapacityError,
     DecathlonError,
     DiskFullError,
     DriverError,
@@ -59,6 +60,8 @@ LOST_SECONDS = 5.0
 """How long a call whose sandbox was lost waits for the runner to record why."""
 ANSWER_SECONDS = 300.0
 """How long the replies of an episode that has ended can still be had: as long as `decathlon_client` tries."""
+MAX_UNANSWERED = 256
+"""Calls of one episode that wait for their replies: as many as one session may have."""
 CANCELLED = "cancelled"
 UNWRITTEN_SECONDS = 1.0
 """Time between two tries to write the line of a call that the disk refuses. The call waits."""
@@ -137,8 +140,8 @@ class EpisodeCalls:
         The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
         ready, it waits. If the request repeats an earlier call, the earlier call is returned, and nothing
         runs. The request, `waiter`, ends with `Call.remove`. Raises UnknownToolError, EpisodeClaimedError,
-        EpisodeEndedError, the cause of a failed set-up, and BadRequestError for arguments that are no JSON
-        object, or an operation that was another call.
+        EpisodeEndedError, the cause of a failed set-up, AtCapacityError while too many calls wait, and
+        BadRequestError for arguments that are no JSON object, or an operation that was another call.
         """
         digest = await call_digest_of_any_size(name, params.arguments)
         await self.restored.wait()
@@ -262,6 +265,10 @@ class EpisodeCalls:
         is_ready = self._state.phase not in NOT_READY
         if is_ready:
             self._require_open()
+        if len(self.known.running) >= MAX_UNANSWERED:
+            raise AtCapacityError(
+                f"{MAX_UNANSWERED} calls of this episode wait for their replies", retryAfterSeconds=1.0
+            )
         call = Call(
             seq=self.last + 1 if replayed is None else replayed,
             name=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 from starlette.types import Receive
 
+from decathlon_mcp.episodes.admission import SHARE_PER_TOKEN, share_of
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, count_nodes
 from decathlon_mcp.protocol.messages import INVALID_REQUEST, McpError, readable_id
@@ -41,41 +42,59 @@ class BodyDisconnectError(Exception):
 
 
 class MemoryBudget:
-    """A number of bytes that is shared in the order of arrival."""
+    """A number of bytes that is shared in the order of arrival; each of several tokens may have a part.
+
+    A token that has none may take more than its part at once.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self.free_bytes = size_bytes
-        self._waiting: deque[tuple[int, anyio.Event]] = deque()
+        self._bytes_per_token = share_of(size_bytes, SHARE_PER_TOKEN)
+        self._used_bytes = Counter[str | None]()
+        self._waiting: list[tuple[int, str | None, anyio.Event]] = []
 
-    async def acquire(self, size_bytes: int) -> None:
-        """Take bytes from the budget, waiting until it has as many. Cancellation takes nothing."""
-        if not self._waiting and self.free_bytes >= size_bytes:
-            self.free_bytes -= size_bytes
-            return
-        place = (size_bytes, anyio.Event())
+    async def acquire(self, size_bytes: int, token: str | None = None) -> None:
+        """Take bytes from the budget, waiting until it has as many. Cancellation takes nothing.
+
+        `token`: whose part is used; None if there is nobody to share with.
+        """
+        place = (size_bytes, token, anyio.Event())
         self._waiting.append(place)
+        self._admit()
+        if place[2].is_set():
+            return
         try:
-            await place[1].wait()
+            await place[2].wait()
         except BaseException:
-            if place[1].is_set():
-                self.release(size_bytes)
+            if place[2].is_set():
+                self.release(size_bytes, token)
             else:
                 self._waiting.remove(place)
-                self.release(0)
+                self._admit()
             raise
 
-    def release(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int, token: str | None = None) -> None:
         """Return bytes to the budget."""
         self.free_bytes += size_bytes
-        while self._waiting and self._waiting[0][0] <= self.free_bytes:
-            granted_bytes, event = self._waiting.popleft()
-            self.free_bytes -= granted_bytes
-            event.set()
+        self._used_bytes[token] -= size_bytes
+        self._admit()
 
-    async def reserve(self, size_bytes: int) -> int:
+    def _admit(self) -> None:
+        for place in tuple(self._waiting):
+            size_bytes, token, event = place
+            if size_bytes > self.free_bytes:
+                return  # what comes later does not take what this one waits for
+            used_bytes = 0 if token is None else self._used_bytes[token]
+            if used_bytes == 0 or used_bytes + size_bytes <= self._bytes_per_token:
+                self._waiting.remove(place)
+                self.free_bytes -= size_bytes
+                self._used_bytes[token] += size_bytes
+                event.set()
+
+    async def reserve(self, size_bytes: int, token: str | None = None) -> int:
         """`acquire`, which waits `WAIT_SECONDS` at the most. Returns the size. Raises McpError."""
         with anyio.move_on_after(WAIT_SECONDS):
-            await self.acquire(size_bytes)
+            await self.acquire(size_bytes, token)
             return size_bytes
         text = "the server has too many large requests in progress; try again"
         raise wire_error(AtCapacityError(text, retryAfterSeconds=RETRY_SECONDS), status=503)
@@ -104,10 +123,12 @@ class BodyReader:
         return McpError(INVALID_REQUEST, f"the body of a request is limited to {limit}", status=413)
 
     @asynccontextmanager
-    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> AsyncGenerator[bytes]:
+    async def read(
+        self, headers: Mapping[bytes, bytes], receive: Receive, token: str | None = None
+    ) -> AsyncGenerator[bytes]:
         """The body of a request; the memory for it is reserved during the context.
 
-        Raises BodyDisconnectError, and McpError for one over a limit.
+        `token`: see `MemoryBudget.acquire`. Raises BodyDisconnectError, and McpError for one over a limit.
         """
         announced_bytes = self.check_length(headers) or self.max_bytes
         received_bytes = decoded_bytes = 0
@@ -125,9 +146,9 @@ class BodyReader:
                     raise self._too_large()
                 if len(body) > SMALL_BODY_BYTES and not received_bytes:
                     # All at once: with reservations that grow, many bodies could wait for each other.
-                    received_bytes = await self.received.reserve(announced_bytes)
+                    received_bytes = await self.received.reserve(announced_bytes, token)
             if received_bytes > len(body):
-                self.received.release(received_bytes - len(body))
+                self.received.release(received_bytes - len(body), token)
                 received_bytes = len(body)
             if len(body) > LARGE_BODY_BYTES:
                 # One in each round of the event loop: sixty at once kept it for seconds.
@@ -135,7 +156,7 @@ class BodyReader:
                     await anyio.lowlevel.checkpoint()
             try:
                 if (needed_bytes := _decoded_bytes(body)) > SMALL_DECODED_BYTES:
-                    decoded_bytes = await self.decoded.reserve(needed_bytes)
+                    decoded_bytes = await self.decoded.reserve(needed_bytes, token)
             except McpError as error:
                 if (request_id := readable_id(bytes(body))) is not None:
                     error.request_id, error.status = request_id, 200
@@ -143,8 +164,8 @@ class BodyReader:
             yield bytes(body)
         finally:
             if received_bytes or decoded_bytes:
-                self.received.release(received_bytes)
-                self.decoded.release(decoded_bytes)
+                self.received.release(received_bytes, token)
+                self.decoded.release(decoded_bytes, token)
 
 
 def body_length(headers: Mapping[bytes, bytes]) -> int | None:

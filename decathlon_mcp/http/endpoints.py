@@ -179,7 +179,7 @@ class McpEndpoints:
         try:
             if method == "POST":
                 self._authenticate(context)
-                async with self._bodies.read(headers, receive) as body:
+                async with self._bodies.read(headers, receive, context.share_key) as body:
                     context.body_bytes = len(body)
                     batch = read_batch(body)
                     message = read_message(body) if batch is None else None
@@ -275,6 +275,9 @@ class McpEndpoints:
         await request.serve(
             service.respond, is_use=kind != "task" or request.method not in (INITIALIZE, DISCOVER)
         )
+        if request.call is not None:
+            # A call whose client has left goes on, and its arguments count as a body that is in flight.
+            await request.call.ended()
 
     async def _open_session(self, context: RequestContext, message: Message, version: str) -> None:
         """Serve `initialize` of a client without a session."""

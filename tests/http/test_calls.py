@@ -15,6 +15,7 @@ import anyio
 import httpx2
 import pytest
 
+from decathlon_mcp.episodes import calls
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.protocol import requests, responses
 from decathlon_mcp.protocol.sessions import Session
@@ -249,6 +250,21 @@ async def test_requests_of_a_session_that_wait_are_bounded(
             assert "params" in await other.call("probe__params")
             tools.finish.set()
         assert "params" in await session.call("probe__params", request_id=8)
+
+
+async def test_calls_of_an_episode_that_wait_are_bounded(
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MAX_UNANSWERED", 2)
+    tools = Tools()
+    async with serving(tmp_path, tools) as served:
+        session = await ready_session(http, served)
+        other = await RawSession.open(http, served.episode(served.episodes.live[-1].id))
+        async with calling(http, session, tools, id=5), calling(http, other, tools, id=6):
+            third = await other.post("tools/call", {"name": "probe__params"}, request_id=7)
+            assert answer_of(third)["error"]["data"]["code"] == "at_capacity"
+            tools.finish.set()
+        assert "params" in await other.call("probe__params", request_id=8)
 
 
 @asynccontextmanager

@@ -13,15 +13,21 @@ import httpx2
 import pytest
 from starlette.types import Message, Receive
 
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.http import bodies
+from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.bodies import (
     SMALL_BODY_BYTES,
     BodyReader,
 )
-from decathlon_mcp.protocol.messages import McpError
+from decathlon_mcp.protocol.messages import OPERATION_KEY, McpError
 from tests.cheats import http_attacks as attacks
-from tests.http.messages import ACCEPT, INITIALIZE
-from tests.probe.serving import serving
+from tests.driver.peer import until
+from tests.episodes.environment import running_registry
+from tests.fakes.driver import FakeCall
+from tests.fakes.provider import FakeProvider
+from tests.http.messages import ACCEPT, INITIALIZE, META, MODERN, TASK, tokens_of
+from tests.probe.serving import serving, serving_app
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +130,58 @@ async def test_large_bodies_with_many_values_do_not_wait_for_each_other_for_ever
             for _ in range(50):
                 tasks.start_soon(read)
     assert len(done) == 50
+
+
+async def test_bodies_of_one_token_leave_room_for_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "BODIES_IN_FLIGHT_BYTES", 400_000)
+    monkeypatch.setattr(bodies, "WAIT_SECONDS", 0.2)
+    running, finish = list[FakeCall](), anyio.Event()
+
+    async def slow(call: FakeCall) -> str:
+        running.append(call)
+        await finish.wait()
+        return "done"
+
+    async def quick(call: FakeCall) -> str:
+        return "done"
+
+    provider = FakeProvider(tools={"probe": {"slow": slow, "quick": quick}})
+    tokens = tokens_of(tmp_path, ada="player", bob="player")
+    async with running_registry(tmp_path, provider) as registry, AsyncExitStack() as stack:
+        app = http_app(registry, tokens=tokens, max_body_bytes=100_000)
+        served = await stack.enter_async_context(serving_app(app, registry, tmp_path))
+        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=10))
+
+        async def call(token: str, tool: str, number: int = 0) -> str:
+            headers = {**ACCEPT, "MCP-Protocol-Version": MODERN, "Authorization": f"Bearer {token}"}
+            params = {
+                "name": tool,
+                "arguments": {"text": f"{number}".ljust(90_000)},
+                "_meta": {**META, OPERATION_KEY: f"{number}"},
+            }
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            answer = await http.post(
+                served.episode(episodes[token]),
+                json=body,
+                headers={**headers, "Mcp-Method": "tools/call", "Mcp-Name": tool},
+            )
+            return answer.text
+
+        owners = {token: Principal(token=token, alone=False) for token in ("ada", "bob")}
+        episodes = {token: registry.start(TASK, owner).id for token, owner in owners.items()}
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(call, "ada", "probe__slow", number)
+            await until(lambda: len(running) == 3)
+            tasks.cancel_scope.cancel()
+        # Her clients have left, and her calls go on.
+        assert "at_capacity" in await call("ada", "probe__quick", 3)
+        assert "done" in await call("bob", "probe__quick")
+        finish.set()
+        assert "done" in await call("ada", "probe__slow", 2)
+        assert "done" in await call("ada", "probe__quick", 3)
 
 
 async def test_bodies_at_unknown_addresses_take_no_room_from_those_of_clients(tmp_path: Path) -> None:

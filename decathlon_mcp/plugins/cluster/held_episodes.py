@@ -67,7 +67,8 @@ class HeldEpisodes:
         Raises McpError.
         """
         principal = self._tokens.require(request.headers.get("authorization"))
-        async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
+        headers = Headers(request.scope["headers"])
+        async with self._bodies.read(headers, request.receive, principal.share_key) as body:
             content = body
         try:
             call = start_tool().from_arguments(_arguments(content))
