@@ -44,7 +44,7 @@ from decathlon_client.batch_results import (
     progress_display,
 )
 from decathlon_client.client_errors import ClientError, ConnectionLostError, RequestError
-from decathlon_client.client_values import ATTEMPT, GROUP, RUN, Task
+from decathlon_client.client_values import ATTEMPT, GROUP, RUN, Task, one_line
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.resume import VerdictRecord, verdict_record
 from decathlon_client.task_groups import background_tasks, own_cancellations
@@ -204,7 +204,7 @@ class Batch:
         error = failure if isinstance(failure, ClientError) else None
         episode, page = run.episode or (error and error.episode), run.page or (error and error.page)
         if fault is not None:
-            log.warning("Episode %s of %s has no reward: %s", page or episode, task, failure)
+            log.warning("Episode %s of %s has no reward: %s", page or episode, task, one_line(str(failure)))
             if isinstance(failure, PlayerFailedError):
                 log.debug("The player of episode %s raised:\n%s", page or episode, failure.traceback)
         self._pace.note_end()

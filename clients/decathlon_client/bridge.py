@@ -49,6 +49,7 @@ from decathlon_client.client_values import (
     as_objects,
     authorization,
     label_headers,
+    one_line,
     parse_labels,
     server_token,
     server_url,
@@ -531,5 +532,5 @@ def _text(error: Exception) -> str:
 
 def _log(text: str) -> None:
     """Write a line to stderr, which programs show as the log of the bridge."""
-    sys.stderr.write(f"decathlon-mcp: {text}\n")
+    sys.stderr.write(f"decathlon-mcp: {one_line(text)}\n")
     sys.stderr.flush()

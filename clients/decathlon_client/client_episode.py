@@ -20,6 +20,7 @@ from decathlon_client.client_errors import (
     RequestError,
     SandboxLostError,
     UnknownToolError,
+    reading,
 )
 from decathlon_client.client_session import ReconnectingSession
 from decathlon_client.client_values import (
@@ -33,6 +34,7 @@ from decathlon_client.client_values import (
     Verdict,
     as_object,
     as_objects,
+    as_text,
 )
 from decathlon_client.resends import parse_arguments
 
@@ -85,7 +87,7 @@ class Episode:
             raise ProtocolError(f"there is no episode at {session.address}")
         self.id = str(details["id"])
         self.public_id = str(details.get("public_id", ""))
-        self.page = details.get("page")
+        self.page = as_text(details.get("page"))
         self.task = str(details.get("task", ""))
         self.prompt = str(server_info.get("instructions") or "")
         self.address = session.address if "://" in session.address else self.id
@@ -257,10 +259,11 @@ class Episode:
             if reply.is_error:
                 raise NoVerdictError(reply.text, status="unknown", verdict={})
             raise ProtocolError("`evaluate` answered without a verdict; is this a decathlon-mcp server?")
-        if verdict.get("status") not in REWARDED:
+        if (status := str(verdict.get("status"))) not in REWARDED:
             detail = str(verdict.get("detail") or reply.text)
-            raise NoVerdictError(detail, status=str(verdict.get("status")), verdict=verdict)
-        return Verdict.read(verdict)
+            raise NoVerdictError(detail, status=status, verdict=verdict)
+        with reading("a verdict"):
+            return Verdict.read(verdict)
 
     # What follows is for the other modules of this package.
 
@@ -312,7 +315,8 @@ async def connect_episode(
     """Open the session and wait until its episode is ready. Raises SetUpError if it never will be."""
     server_info = await session.open()
     listing = await session.request("tools/list", {}, on_progress=on_progress)
-    tools = map(Tool.read, as_objects(listing.get("tools")))
+    with reading("a list of tools"):
+        tools = [Tool.read(raw) for raw in as_objects(listing.get("tools"))]
     return Episode(session, call_lobby, agent_address, server_info, tools)
 
 

@@ -5,7 +5,8 @@ A tool of the task that fails is not an error: it is a `Reply` with `is_error`, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from decathlon_client.client_values import JsonObject, Reply, as_object
@@ -64,6 +65,15 @@ class ConnectionLostError(ClientError):
 
 class ProtocolError(ClientError):
     """The answer is not MCP, or not what a decathlon-mcp server answers."""
+
+
+@contextmanager
+def reading(what: str) -> Generator[None]:
+    """Let the body, which reads something that the server sent, fail with a ProtocolError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"the server sent {what} that cannot be read: {error!r:.200}") from None
 
 
 class InvalidReplyError(ProtocolError):

@@ -82,6 +82,16 @@ def as_object(value: object) -> JsonObject | None:
     return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
+def as_text(value: object) -> str | None:
+    """`value` if it is a text, else None."""
+    return value if isinstance(value, str) else None
+
+
+def one_line(text: str) -> str:
+    """A text for a terminal or a log, without line breaks and control characters."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text.split()))
+
+
 def as_objects(value: object) -> list[JsonObject]:
     """The JSON objects in a JSON array; empty if `value` is not an array."""
     items = cast("list[object]", value) if isinstance(value, list) else []
@@ -116,22 +126,23 @@ class Task:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Task:
-        """Read an entry of `list_tasks`."""
+        """Read an entry of `list_tasks`. Raises KeyError, TypeError, ValueError or OverflowError."""
+        rate, metrics = raw.get("pass_rate"), raw.get("metrics", ())
         return cls(
             id=str(raw["id"]),
             suite=str(raw.get("suite", "")),
-            splits=tuple(raw.get("splits", ())),
-            servers=tuple(raw.get("servers", ())),
-            local_tools=tuple(raw.get("local_tools", ())),
+            splits=tuple(map(str, raw.get("splits", ()))),
+            servers=tuple(map(str, raw.get("servers", ()))),
+            local_tools=tuple(map(str, raw.get("local_tools", ()))),
             network=bool(raw.get("network")),
             runnable=bool(raw.get("runnable", True)),
-            missing=tuple(raw.get("missing", ())),
-            prompt=raw.get("prompt"),
+            missing=tuple(map(str, raw.get("missing", ()))),
+            prompt=as_text(raw.get("prompt")),
             prompt_is_provisional=bool(raw.get("prompt_is_provisional")),
-            launch_time=raw.get("launch_time"),
-            pass_rate=raw.get("pass_rate"),
+            launch_time=as_text(raw.get("launch_time")),
+            pass_rate=None if rate is None else float(rate),
             attempts=int(raw.get("attempts", 0)),
-            metrics=None if (own := raw.get("metrics", ())) is None else (*own, *SERVER_METRICS),
+            metrics=None if metrics is None else (*map(str, metrics), *SERVER_METRICS),
             raw=raw,
         )
 
@@ -163,7 +174,7 @@ class Tool:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Tool:
-        """Read an entry of `tools/list`."""
+        """Read an entry of `tools/list`. Raises KeyError."""
         return cls(
             name=str(raw["name"]),
             description=str(raw.get("description") or ""),
@@ -233,7 +244,7 @@ class Verdict:
 
     @classmethod
     def read(cls, raw: JsonObject) -> Verdict:
-        """Read a verdict with a reward. Raises KeyError, TypeError or ValueError for any other."""
+        """Read a verdict with a reward. Raises KeyError, TypeError, ValueError, OverflowError."""
         return cls(
             reward=float(raw["reward"]),
             success=bool(raw["success"]),

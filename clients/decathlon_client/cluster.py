@@ -177,7 +177,7 @@ async def _objects(response: httpx.Response) -> AsyncGenerator[JsonObject]:
     async for line in response.aiter_lines():
         try:
             value = as_object(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if value is None:
             raise ProtocolError("a line of the response is not a JSON object")

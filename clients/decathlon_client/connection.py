@@ -22,7 +22,7 @@ from decathlon_client.attempts import is_players_fault, player_failure
 from decathlon_client.client_episode import CallLobby, Episode, connect_episode
 from decathlon_client.client_errors import ClientError, ProtocolError, error_from_reply
 from decathlon_client.client_session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
-from decathlon_client.client_values import JsonObject, OnProgress, Reply
+from decathlon_client.client_values import JsonObject, OnProgress, Reply, as_text
 from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.resends import ResendPolicy
 from decathlon_client.task_groups import (
@@ -135,8 +135,8 @@ class ServerConnection:
             started: JsonObject = {}
             try:
                 started = await owner.entered()
-                address = started.get("address") or str(started["episode"])
-                agent_address = started.get("agent_address") or started.get("agent")
+                address = as_text(started.get("address")) or str(started["episode"])
+                agent_address = as_text(started.get("agent_address") or started.get("agent"))
                 async with self.connect(address, close_budget, on_progress, agent_address) as episode:
                     yield episode
             except Exception as error:
@@ -162,9 +162,9 @@ class ServerConnection:
         async with self._starting:
             owner = self._contexts.own(held.run())
             await owner.opened()
-        agent_address = held.start.get("agent_address")
+        agent_address = as_text(held.start.get("agent_address"))
         try:
-            address = str(held.start["address"])
+            address = str(held.start.get("address"))
             async with self.connect(address, close_budget, on_progress, agent_address, held) as episode:
                 yield episode
         except ClientError as error:
@@ -243,5 +243,5 @@ class ServerConnection:
 
 def _name_episode(error: ClientError, start: JsonObject) -> None:
     """Let the error say in which episode it happened, given the result of `start_episode`."""
-    error.episode = error.episode or start.get("public_id")
-    error.page = error.page or start.get("page")
+    error.episode = error.episode or as_text(start.get("public_id"))
+    error.page = error.page or as_text(start.get("page"))

@@ -15,7 +15,7 @@ import anyio
 from decathlon_client.attempts import Late, Plan
 from decathlon_client.batch import Batch, open_batch, run_name
 from decathlon_client.client_episode import Episode
-from decathlon_client.client_errors import NoVerdictError, RequestError, SandboxLostError, SetUpError
+from decathlon_client.client_errors import NoVerdictError, RequestError, SandboxLostError, SetUpError, reading
 from decathlon_client.client_session import HttpEndpoint, ServerEndpoint
 from decathlon_client.client_values import (
     ALONG,
@@ -44,8 +44,11 @@ from decathlon_client.opener import (
 )
 from decathlon_client.resends import RESEND_SECONDS, ResendPolicy
 from decathlon_client.resume import VerdictRecord
+from decathlon_client.sdk import cause_of
 from decathlon_client.task_groups import CloseBudget, OwnedContext
 
+MAX_CALLS = 1_000_000
+"""Most calls of an attempt: a log of 256 MiB has fewer."""
 NOT_OPEN = "this Decathlon is not open: use it in `async with`"
 
 
@@ -155,7 +158,8 @@ class Decathlon:
     async def _cached_tools(self, task: str | Task) -> tuple[Tool, ...]:
         """The task's tools that the server knows without an episode; none if it does not know them."""
         reply = await self._connection.ask("list_tools", {"task": task if isinstance(task, str) else task.id})
-        return tuple(Tool.read(raw) for raw in as_objects((reply.structured or {}).get("tools")))
+        with reading("a list of tools"):
+            return tuple(Tool.read(raw) for raw in as_objects((reply.structured or {}).get("tools")))
 
     async def _first_tools(self, task: str | Task) -> tuple[Tool, ...]:
         async with self.episode(task, **RETRIES) as episode:
@@ -180,7 +184,8 @@ class Decathlon:
 
     async def _list_tasks(self, **filters: Any) -> list[Task]:
         reply = await self._connection.ask("list_tasks", filter_arguments(**filters))
-        return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
+        with reading("a list of tasks"):
+            return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
 
     def episode(
         self,
@@ -301,7 +306,8 @@ class Decathlon:
         """
         handle = episode if isinstance(episode, str) else episode.id
         reply = await self._connection.ask("snapshot_episode", {"episode": handle})
-        return int((reply.structured or {})["at"])
+        with reading("a number of a call"):
+            return int((reply.structured or {})["at"])
 
     async def rewards_along(
         self, episode: Episode | str, *, concurrency: int = 8, outside: bool = False
@@ -318,7 +324,10 @@ class Decathlon:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         handle = episode if isinstance(episode, str) else episode.id
         status = (await self._connection.ask("episode_status", {"episode": handle})).structured or {}
-        verdicts: list[Verdict | None] = [None] * (int(status.get("calls") or 0) + 1)
+        with reading("a number of calls"):
+            if (calls := int(status.get("calls") or 0)) > MAX_CALLS:
+                raise ValueError(calls)
+        verdicts: list[Verdict | None] = [None] * (calls + 1)
         places = anyio.Semaphore(concurrency)
 
         async def end_after(at: int) -> None:
@@ -334,9 +343,12 @@ class Decathlon:
                     ) as branch:
                         verdicts[at] = await branch.evaluate()
 
-        async with anyio.create_task_group() as tasks:
-            for at in range(len(verdicts)):
-                tasks.start_soon(end_after, at)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for at in range(len(verdicts)):
+                    tasks.start_soon(end_after, at)
+        except ExceptionGroup as group:
+            raise cause_of(group) from None
         return verdicts
 
     def lockstep(

@@ -41,6 +41,8 @@ RESEND_SECONDS = 330.0
 """How long a lost server is waited for: 30 s longer than its sandboxes wait for the next one."""
 FIRST_PAUSE_SECONDS = 0.25
 """Pause after the first loss of an outage; doubled after each further one."""
+MAX_ABSENT_SECONDS = 86_400.0
+"""Longest absence of a sandbox that is taken from a server."""
 MAX_PAUSE_SECONDS = 5.0
 """Longest mean pause: a server that comes back is found within seconds."""
 STEADY_SECONDS = 10.0
@@ -195,7 +197,7 @@ def absent_seconds(error: ClientError) -> float | None:
     seconds: object = error.data.get("absentSeconds")
     if error.code != "provider_unavailable" or not isinstance(seconds, (int, float)):
         return None
-    return float(seconds)
+    return float(seconds) if 0 <= seconds <= MAX_ABSENT_SECONDS else None
 
 
 def with_operation(params: JsonObject) -> JsonObject:

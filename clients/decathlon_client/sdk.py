@@ -153,7 +153,7 @@ class ErrorResponse:
         self.status = status
         try:
             message = as_object(json.loads(body)) or {}
-        except ValueError:
+        except (ValueError, RecursionError):
             message = {}
         self.error: JsonObject = as_object(message.get("error")) or {}
         self.text: str = body[:500].decode("utf-8", "replace").strip()
