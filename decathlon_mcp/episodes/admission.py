@@ -31,6 +31,9 @@ SET_UPS_PER_OPENING = 2
 that only makes each slower."""
 LOOK_SECONDS = 1.0
 """How often the queue looks for descriptors while it waits for them."""
+MAX_READERS = 2
+"""Threads that read kept replies. A long one takes tens of milliseconds, most of it with Python's lock: with
+many of them at once, the event loop would hardly get the lock."""
 CAPTURES_PER_OPENING = 8
 """A capture mostly waits, for servers to end. But hundreds at once take longer than one of them may."""
 
@@ -101,6 +104,8 @@ class Admission:
         self.starts_ahead = anyio.CapacityLimiter(max(1, max_opening // 2))
         """Hold it, and then `set_ups`, while a server starts ahead of its first call. So a set-up,
         for which a client waits, has at most this many of them before it."""
+        self.readers = anyio.CapacityLimiter(MAX_READERS)
+        """Hold it while a thread reads a reply that was kept."""
         self.set_ups = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
         """Hold it while an episode is set up, `opening` included. It bounds how many scripts of tasks run and
         how many of their servers start at once."""

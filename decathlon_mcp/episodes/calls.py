@@ -84,8 +84,12 @@ class EpisodeCalls:
         state: State,
         tools: EpisodeTools,
         close: Callable[[TruncationCause], bool],
+        readers: anyio.CapacityLimiter,
     ) -> None:
-        """`close` closes the attempt for a limit that was reached, and returns whether it will be graded."""
+        """`close` closes the attempt for a limit that was reached, and returns whether it will be graded.
+
+        `readers`: see `Admission`.
+        """
         self.gate: CallGate | None = None
         """What holds calls back before they are sent."""
         self.known = KnownCalls()
@@ -100,6 +104,9 @@ class EpisodeCalls:
         self._state = state
         self._tools = tools
         self._close = close
+        self._readers = readers
+        self._reading = anyio.Lock()
+        """Each episode reads one reply at a time, so that those of others wait little."""
         self._is_log_full = False
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
@@ -175,7 +182,11 @@ class EpisodeCalls:
         comes back.
         """
         await call.wait(waiter)
-        outcome = call.outcome or await anyio.to_thread.run_sync(_read_outcome, self._trajectory, call.seq)
+        if (outcome := call.outcome) is None:
+            async with self._reading:
+                outcome = await anyio.to_thread.run_sync(
+                    _read_outcome, self._trajectory, call.seq, limiter=self._readers
+                )
         if outcome is None:
             raise LimitExceededError("the call has run, but its reply could not be kept")
         if isinstance(outcome, DecathlonError):

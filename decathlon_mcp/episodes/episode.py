@@ -78,7 +78,13 @@ class Episode:
         self.verdict: Verdict | None = None
         self.tools = EpisodeTools(self.state)
         self.calls = EpisodeCalls(
-            spec, self.trajectory, emit, state=self.state, tools=self.tools, close=self._close_for_limit
+            spec,
+            self.trajectory,
+            emit,
+            state=self.state,
+            tools=self.tools,
+            close=self._close_for_limit,
+            readers=ticket.admission.readers,
         )
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from decathlon_mcp.episodes import calls
 from decathlon_mcp.episodes.call import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.protocol.episode_service import EPISODE_KEY
 from decathlon_mcp.protocol.messages import OPERATION_KEY
@@ -286,3 +288,28 @@ async def test_call_is_cancelled_when_all_its_callers_have_cancelled_it(play: Pl
         await cancel(6)
         await until(lambda: len(posted) == 2)
     assert (play.tools.runs, play.tools.cancelled) == (1, 1)
+
+
+async def test_replies_of_an_episode_are_read_again_one_after_the_other(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, at_once = list[int](), list[int]()
+    read_outcome = calls._read_outcome  # pyright: ignore[reportPrivateUsage]
+
+    def read(trajectory: Any, seq: int) -> Any:
+        reading.append(seq)
+        at_once.append(len(reading))
+        time.sleep(0.05)
+        reading.remove(seq)
+        return read_outcome(trajectory, seq)
+
+    monkeypatch.setattr(calls, "_read_outcome", read)
+    first = await play.call("quick", "a", text="x")
+
+    async def call_again() -> None:
+        assert await play.call("quick", "a", text="x") == first
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(10):
+            tasks.start_soon(call_again)
+    assert at_once == [1] * 10
