@@ -184,7 +184,11 @@ class EpisodeRunner:
         episode = self._episode
         grader = EpisodeGrader(episode, resources, self._admission, self._hooks)
         if episode.records.progress.captured:
-            captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._task_folder_archive)
+            factory = episode.sandbox_factory
+            location = factory.agent_root(episode.public_id) / factory.suite.profile.workspace
+            captured = CapturedWorkspace(
+                self._scratch / WORKSPACE_FILE, self._task_folder_archive, location=location
+            )
         else:
             # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
             async with resources.watched(), AsyncExitStack() as agent_stack:

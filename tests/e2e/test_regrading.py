@@ -166,13 +166,15 @@ async def test_the_evaluator_reads_the_same_log_answer_and_launch_time(checkout:
     assert "probe-shell" in tools
 
 
-async def test_what_the_first_grading_refused_is_refused_again(checkout: Checkout) -> None:
+async def test_what_the_first_grading_refused_is_refused_again_and_nothing_else(checkout: Checkout) -> None:
     async with checkout.playing("find-answer") as player:
-        await player.call("probe__shell", command="ln -s /etc/passwd answer.txt; mkfifo pipe")
+        links = 'echo 42 > 42; ln -s "$PWD/42" answer.txt; ln -s /etc/passwd users'
+        await player.call("probe__shell", command=f"{links}; mkfifo pipe")
         await player.call("claim_done")
         verdict = (await player.call("evaluate")).structured_content
-    assert len(verdict["refused"]) == 2
-    assert list((await checkout.regrade(verdict)).after.refused) == verdict["refused"]
+    assert (len(verdict["refused"]), verdict["reward"]) == (2, 1.0)
+    after = (await checkout.regrade(verdict)).after
+    assert (list(after.refused), after.reward) == (verdict["refused"], 1.0)
 
 
 async def test_a_task_that_cannot_be_found_or_repeated_is_an_error(checkout: Checkout) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
@@ -19,6 +19,8 @@ from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.app import create_registry
+from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.writing import archive_chunks, save
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver import link as link_module
 from decathlon_mcp.driver.client import connect
@@ -29,8 +31,10 @@ from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.call import Waiter, call_digest
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.grading import WORKSPACE_FILE
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.sandbox_factory import agent_sandbox
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
@@ -47,7 +51,7 @@ from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.storage.trajectory import LoggedCalls, RequestKeys, Trajectory
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, public_id
 from tests.driver.peer import until
 from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory
@@ -345,6 +349,31 @@ async def test_closed_attempt_is_graded_although_its_driver_has_another_wire_ver
         with anyio.fail_after(10):
             assert (await only(registry).evaluate()).reward == 1.0
         assert recoveries(registry) == {"graded": 1}
+
+
+async def test_link_by_an_absolute_path_is_graded_after_the_server_of_the_capture_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each sandbox has a root of its own, as without isolation."""
+    monkeypatch.setattr(FakeProvider, "root", lambda provider, spec: PurePosixPath("/own", spec.name))
+    target = f"/own/{agent_sandbox(public_id(HANDLE))}/workspace/file"
+
+    def leave_the_capture(trajectory: Trajectory) -> None:
+        folder = tmp_path / "state" / "scratch" / "dead-1" / public_id(HANDLE)
+        folder.mkdir(parents=True)
+        members = [
+            Member(name="file", kind=Kind.FILE),
+            Member(name="link", kind=Kind.SYMLINK, link=target),
+            Member(name="other", kind=Kind.SYMLINK, link="/own/other/workspace/file"),
+        ]
+        save(archive_chunks((member, ()) for member in members), folder / WORKSPACE_FILE)
+
+    progress = {**CLAIMED, "captured": True}
+    async with recovered(tmp_path, Phase.CLAIMED, progress, write=leave_the_capture) as registry:
+        with anyio.fail_after(10):
+            verdict = await only(registry).evaluate()
+    assert (verdict.reward, len(verdict.refused)) == (1.0, 1)
+    assert verdict.refused[0].startswith("other: a link that leads out")
 
 
 async def test_claimed_attempt_whose_trajectory_lacks_calls_is_lost_and_not_graded(tmp_path: Path) -> None:

@@ -271,7 +271,8 @@ class KeptAttempt:
 
     `attempt` has no calls when it was read from a file. `task_id` is the task's id within its suite,
     `language` the task's language. `in_place`: it was graded in the agent's sandbox, of which nothing is
-    kept. `sealed`: preprocess has changed the task's folder, so that `KEPT_SEALED` exists.
+    kept. `sealed`: preprocess has changed the task's folder, so that `KEPT_SEALED` exists. `location`: see
+    `CapturedWorkspace`.
     """
 
     attempt: Attempt
@@ -279,6 +280,7 @@ class KeptAttempt:
     language: Language
     in_place: bool
     sealed: bool
+    location: str | None = None
 
     def to_json(self) -> JsonObject:
         attempt = msgspec.to_builtins(replace(self.attempt, calls=()), enc_hook=Facts.noted)
@@ -291,6 +293,7 @@ class KeptAttempt:
             "language": self.language,
             "in_place": self.in_place,
             "sealed": self.sealed,
+            "location": self.location,
         }
 
     @classmethod
@@ -349,7 +352,12 @@ class KeptAttempts(EpisodeHooks):
         if sealed and not files.has(KEPT_SEALED):
             return  # its loss has been logged
         kept = KeptAttempt(
-            attempt=attempt, task_id=task.id, language=language, in_place=in_place, sealed=sealed
+            attempt=attempt,
+            task_id=task.id,
+            language=language,
+            in_place=in_place,
+            sealed=sealed,
+            location=None if captured.location is None else str(captured.location),
         )
 
         def keep() -> None:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import anyio.to_thread
 from pydantic import ValidationError
@@ -210,8 +210,9 @@ class Regrader:
         files = AttemptFiles(folder, options.disk)
         workspace = scratch / "workspace.tar"
         files.restore_archive(KEPT_WORKSPACE, workspace, options.limits.workspace_bytes)
+        location = None if kept_attempt.location is None else PurePosixPath(kept_attempt.location)
         if not kept_attempt.sealed:
-            return CapturedWorkspace(workspace, None)
+            return CapturedWorkspace(workspace, None, location=location)
         preprocessed, checkout, task_folder_archive = (
             scratch / f"{name}.tar" for name in ("preprocessed", "checkout", "sealed")
         )
@@ -221,7 +222,7 @@ class Regrader:
         overlay(checkout, preprocessed, task_folder_archive, folder=task.folder, original=original)
         preprocessed.unlink()
         checkout.unlink()
-        return CapturedWorkspace(workspace, task_folder_archive)
+        return CapturedWorkspace(workspace, task_folder_archive, location=location)
 
 
 _PLAYED: Mapping[Isolation, str] = {
