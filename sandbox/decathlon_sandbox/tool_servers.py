@@ -9,10 +9,10 @@ from functools import partial
 from decathlon_sandbox import wire
 from decathlon_sandbox.byte_streams import Backpressure
 from decathlon_sandbox.child_processes import ProcessSupervisor
-from decathlon_sandbox.driver_requests import Notify, Request, RequestError
+from decathlon_sandbox.driver_requests import SMALL_RESPONSE_BYTES, Notify, Request, RequestError
 from decathlon_sandbox.event_loop import EventLoop
-from decathlon_sandbox.strict_json import JsonObject
-from decathlon_sandbox.tool_server import RelayedCall, Server, ServerState
+from decathlon_sandbox.strict_json import JsonObject, encode
+from decathlon_sandbox.tool_server import ENVELOPE_BYTES, STDERR_BYTES, RelayedCall, Server, ServerState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,10 +114,19 @@ class Servers:
                 message = f"{len(alive)} processes cannot be killed"
                 request.fail(RequestError(wire.INTERNAL, message, {"pids": sorted(alive)}))
             else:
-                logs = {name: server.stderr for name, server in self._servers.items() if server.stderr}
-                request.reply({"stderr": logs})
+                request.reply({"stderr": self._logs(SMALL_RESPONSE_BYTES - ENVELOPE_BYTES)})
 
         self._wait_for_exit(closing, lambda: self._supervisor.kill_all(on_killed))
+
+    def _logs(self, max_bytes: int) -> dict[str, str]:
+        """The ends of what servers wrote to stderr, as long as they may be to have so many bytes together."""
+        logs = {name: server.stderr for name, server in self._servers.items() if server.stderr}
+        characters = STDERR_BYTES
+        # A control character has six bytes.
+        while characters > 1 and len(encode(logs)) > max_bytes:
+            characters //= 2
+            logs = {name: text[-characters:] for name, text in logs.items()}
+        return logs
 
     def _check_not_frozen(self) -> None:
         if self._frozen:

@@ -51,6 +51,21 @@ async def test_freeze_lets_a_server_clean_up_when_its_stdin_closes(peer: DriverP
     assert (tmp_path / "note").read_text() == "cleaned up\n"
 
 
+@pytest.mark.parametrize(("count", "log"), [(2, "\x1b" * 9000), (9, "INFO a line of a log\n" * 900)])
+async def test_freeze_cuts_what_talkative_servers_wrote_to_stderr(
+    peer: DriverPeer, tmp_path: Path, count: int, log: str
+) -> None:
+    """Its response is a short one, and an attempt whose driver does not freeze is forfeited."""
+    (tmp_path / "log").write_text(log)
+    servers = [peer.scripted_server("plain", str(number)) for number in range(count)]
+    for server in servers:
+        server["args"] = ["-c", f'cat {tmp_path}/log >&2; exec "$0" "$@"', server["command"], *server["args"]]
+    await peer.start(*[{**server, "command": "sh"} for server in servers])
+    logs = (await peer.request(wire.FREEZE))["stderr"]
+    assert len(logs) == count
+    assert all(len(kept) > 2_000 and log.endswith(kept) for kept in logs.values())
+
+
 def sleeps(*names: str) -> str:
     """A script that starts a sleeping process of each name, all in one process group."""
     return "".join(f"(exec -a '{name}' sleep 1000) & " for name in names) + "wait"
