@@ -348,13 +348,14 @@ class Grader:
             try:
                 await self._put(sandbox, driver, root, joined([*inside, agents, own]), before)
             except (BadRequestError, LimitExceededError):
-                # One by one, to know which it was: a workspace that cannot be unpacked is the agent's fault.
+                # One by one, to know which it was: a workspace that cannot be unpacked is the agent's fault,
+                # and so is one that leaves no room for the attempt's log.
                 await self._put(sandbox, driver, root, joined(inside), before)
                 try:
                     await self._put(sandbox, driver, root, agents[1])
+                    await self._put(sandbox, driver, root, own[1])
                 except (BadRequestError, LimitExceededError) as error:
                     raise ForfeitedError(f"the workspace cannot be unpacked: {error.message}") from error
-                await self._put(sandbox, driver, root, own[1])
         for folder, archive in outside:
             await self._put(sandbox, driver, folder, archive)
 

@@ -19,10 +19,12 @@ import pytest
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from tests.cheats.agent import (
     LOW_LIMITS,
+    SUITE,
     CheatServer,
     cheat_server,
     forked_cheat_server,
     forked_suite,
+    open_episode,
     replace_workspaces,
 )
 from tests.probe.serving import serving
@@ -201,3 +203,15 @@ async def test_honest_work_is_rewarded_and_the_verdict_names_the_isolation(cheat
 @pytest.mark.long
 async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServer) -> None:
     await replace_workspaces(cheats.served)
+
+
+async def test_workspace_that_leaves_no_room_for_the_attempts_log_is_forfeited(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"provider": "host", "isolation": "namespaces", "memory_mib": 128}
+    async with serving(tmp_path, suite=(SUITE,), **settings) as served:
+        async with open_episode(served, "sum-prices") as agent:
+            for _ in range(4):
+                await agent.echo("x" * (1 << 20))
+            # Of the 64 MiB that a grader has, also for the log.
+            await agent.shell("truncate --size 58M fill")
+            verdict = await agent.verdict()
+    assert (verdict["status"], verdict.get("reward")) == ("forfeited", 0.0), verdict
