@@ -154,8 +154,11 @@ class Episode:
             self.tools.end()
             self.calls.sent_before_end = stored.calls
             return
-        opened_at = stored.progress.opened_at or stored.started_at
-        self.lease.start(elapsed_seconds=max(0.0, time.time() - opened_at))
+        progress = stored.progress
+        elapsed = None if progress.opened is None else progress.opened.until(Instant.now())
+        if elapsed is None:  # the machine was started again
+            elapsed = time.time() - (progress.opened_at or stored.started_at)
+        self.lease.start(elapsed_seconds=max(0.0, elapsed))
         # Whether a request has named it is not stored; its client gets the idle time to come back.
         self.lease.mark_used()
         if self.spec.ends_with_response:
@@ -311,7 +314,9 @@ class Episode:
 
     def mark_opening(self) -> None:
         """The episode was admitted: QUEUED to OPENING. The absolute time limit starts."""
-        self.records.update(Phase.OPENING, opened_at=time.time(), slots=self.ticket.slots)
+        self.records.update(
+            Phase.OPENING, opened_at=time.time(), opened=Instant.now(), slots=self.ticket.slots
+        )
         self.lease.start()
         self.state.move(Phase.OPENING)
         self.emit(Admitted())

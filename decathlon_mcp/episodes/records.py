@@ -38,6 +38,8 @@ class Progress:
 
     opened_at: float | None = None
     """When the absolute time limit started, in Unix seconds."""
+    opened: Instant | None = None
+    """The same by a clock that is never set."""
     ready_at: datetime | None = None
     """When the tools were ready, by the machine's clock."""
     ready: Instant | None = None

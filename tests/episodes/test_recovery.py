@@ -35,7 +35,7 @@ from decathlon_mcp.episodes.grading import WORKSPACE_FILE
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import agent_sandbox
-from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.episodes.specification import Instant, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -339,6 +339,17 @@ async def test_episode_whose_sandbox_cannot_be_taken_back_is_lost_and_says_why(
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
         assert reason in verdict.detail
         assert recoveries(registry) == {"ended": 1}
+
+
+async def test_time_of_an_episode_does_not_pass_because_the_clock_was_set(tmp_path: Path) -> None:
+    """An attempt whose time is over is forfeited."""
+    progress = {**READY, "opened_at": 1.0, "opened": asdict(Instant.now())}
+    async with (
+        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
+        recovered(tmp_path, Phase.READY, progress, agent=agent, machine=machine) as registry,
+    ):
+        with anyio.fail_after(10):
+            assert (await only(registry).evaluate()).reward == 1.0
 
 
 async def test_closed_attempt_is_graded_although_its_driver_has_another_wire_version(tmp_path: Path) -> None:
