@@ -5,21 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import secrets
 import subprocess
 import sys
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import anyio.abc
+from anyio.streams.stapled import StapledByteStream
 from decathlon_sandbox import wire
+from decathlon_sandbox.lines import Lines, body_of_ids
 
 from decathlon_mcp.driver.client import boot_message
-from tests.fakes.server_end import ServerEnd
+from decathlon_mcp.driver.stream import DriverStream, Loss, ReconnectPolicy
+from decathlon_mcp.errors import SandboxLostError
 
 SERVERS = Path(__file__).parent / "servers"
 BOUND_SECONDS = 60.0
@@ -40,30 +43,26 @@ class WireError(Exception):
         self.data: dict[str, Any] = error.get("data", {})
 
 
-class DriverPeer:
+class DriverPeer(DriverStream):
     """Sends requests and notifications to one driver.
 
     `token` is in the command line of the servers that it describes, so that their processes can be found.
-    `lines` has the bytes of every response by its id.
     It is done with responses at once.
     """
 
     def __init__(self, process: anyio.abc.Process, *, survive_seconds: int = 0) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
         self.process = process
-        self.end = ServerEnd(generation=1, survive_seconds=survive_seconds)
         self.token = uuid.uuid4().hex
         self.notifications: list[tuple[str, dict[str, Any]]] = []
-        self.lines: dict[int, bytes] = {}
+        self.responses: dict[int, dict[str, Any]] = {}
         self.ids = itertools.count(FIRST_ID)
-        self._responses: dict[int, dict[str, Any]] = {}
-        self._log = bytearray()
+        self.log = ""
         self._received = anyio.Event()
-        self.writing = anyio.Lock()
-        self.ended = anyio.Event()
-
-    @property
-    def log(self) -> str:
-        return self._log.decode("utf-8", "replace")
+        sandbox: Any = SimpleNamespace(stream=StapledByteStream(process.stdin, process.stdout), reopen=_lost)
+        super().__init__(sandbox, ReconnectPolicy(survive_seconds), was_attached=False)
+        self._lines = Lines(wire.MAX_LINE_BYTES + wire.RESPONSE_MARGIN_BYTES)
 
     async def request(self, method: str, /, **params: Any) -> Any:
         return await self.result(await self.begin(method, **params))
@@ -71,47 +70,32 @@ class DriverPeer:
     async def begin(self, method: str, /, **params: Any) -> int:
         """Send a request and return its id."""
         request_id = next(self.ids)
-        await self.send({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+        await self.send({"id": request_id, "method": method, "params": params})
         return request_id
 
     async def result(self, request_id: int) -> Any:
         """Wait for a response and return its result. Raises WireError."""
-        await self._until(lambda: request_id in self._responses)
-        message = self._responses.pop(request_id)
+        await self.until(lambda: request_id in self.responses)
+        message = self.responses[request_id]
         if "error" in message:
             raise WireError(message["error"])
         return message["result"]
 
     async def cancel(self, request_id: int) -> None:
-        await self.send({"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": request_id}})
-
-    async def notification(self, method: str) -> dict[str, Any]:
-        """Wait for the first notification of this method, and return its params."""
-        await self._until(lambda: any(name == method for name, _ in self.notifications))
-        return next(params for name, params in self.notifications if name == method)
+        await self.send({"method": wire.CANCEL, "params": {"id": request_id}})
 
     async def boot(self) -> None:
-        """Send the driver's source and attach to it."""
+        """Send the driver's source and begin to attach to it."""
         await self.send_bytes(boot_message())
-        self.end.attach(secrets.token_hex(16))
-        await self.write()
+        self.attach()
 
-    async def until_attached(self) -> None:
-        await self._until(lambda: self.end.attached)
-
-    async def send(self, message: Any) -> None:
-        await self.send_payload(json.dumps(message).encode())
+    async def send(self, message: dict[str, Any]) -> None:
+        await self.send_payload(json.dumps({"jsonrpc": "2.0", **message}).encode())
 
     async def send_payload(self, payload: bytes) -> None:
         """Send a message, which need not be JSON."""
-        self.end.send(payload)
-        await self.write()
-
-    async def write(self) -> None:
-        """Write what the connection has to send."""
-        async with self.writing:
-            while data := self.end.data_to_send():
-                await self.send_bytes(data)
+        self._write(payload)
+        await self._flush()
 
     async def send_bytes(self, data: bytes) -> None:
         """Write bytes as they are."""
@@ -182,46 +166,52 @@ class DriverPeer:
 
     # messages from the driver
 
-    async def receive_messages(self) -> None:
-        """Receive until the driver closes its stdout."""
-        assert self.process.stdout is not None
-        async for chunk in self.process.stdout:
-            ids = [number for payload in self.end.receive(chunk) if (number := self._on_message(payload))]
-            assert self.end.damaged == []
-            self._wake()
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                if ids:
-                    self.end.done(*ids)
-                    await self.write()
-        self.ended.set()
-        self._wake()
-
     async def receive_log(self) -> None:
         assert self.process.stderr is not None
         async for chunk in self.process.stderr:
-            self._log += chunk
+            self.log += chunk.decode("utf-8", "replace")
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition is met by what the driver sends."""
         with anyio.fail_after(BOUND_SECONDS):
             while not condition():
-                assert not self.ended.is_set(), f"the driver has exited; its log: {self.log}"
+                assert self._loss is None, f"the driver has exited; its log: {self.log}"
                 await self._received.wait()
 
-    def _on_message(self, payload: bytes) -> int | None:
-        """The id, for a response to a request."""
-        message = json.loads(payload.decode())
+    def _pending_ids(self) -> list[int]:
+        assert not self.was_attached, "a line of the driver was damaged"
+        return []
+
+    def _on_attached(self) -> None:
+        self._wake()
+
+    def _on_detached(self) -> None:
+        pass
+
+    def _on_line(self, body: bytes) -> None:
+        if not body.startswith(b"{"):
+            return
+        message = json.loads(body)
         if "method" in message:
             self.notifications.append((message["method"], message["params"]))
         else:
-            assert message["id"] not in self.lines, "a request was answered twice"
-            self.lines[message["id"]] = payload
-            self._responses[message["id"]] = message
-            return message["id"]
-        return None
+            number = message["id"]
+            assert number not in self.responses, "a request was answered twice"
+            self.responses[number] = message
+            self._write(body_of_ids(b"done", [number]))
+        self._wake()
+
+    def _lose(self, loss: Loss) -> None:
+        super()._lose(loss)
+        self._wake()
 
     def _wake(self) -> None:
         self._received.set()
         self._received = anyio.Event()
+
+
+async def _lost() -> None:
+    raise SandboxLostError("the driver has ended")
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -304,11 +294,10 @@ async def driver(
     ) as process:
         peer = DriverPeer(process, survive_seconds=survive_seconds)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(peer.receive_messages)
+            tasks.start_soon(peer.receive)
             tasks.start_soon(peer.receive_log)
             await peer.boot()
-            await peer.until_attached()
-            assert peer.end.peer_version == wire.VERSION
+            await peer.until(lambda: peer.is_attached)
             yield peer
             await peer.close()
         assert peer.living() == []

@@ -20,7 +20,6 @@ from decathlon_sandbox import wire
 from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.driver.client import MARSHAL_VERSION, boot_message
 from tests.driver.peer import BOUND_SECONDS, FIRST_ID, DriverPeer, WireError, command, driver
-from tests.fakes.server_end import ServerEnd
 
 pytestmark = pytest.mark.anyio
 
@@ -34,20 +33,15 @@ def slow_run(seconds: float = 1000.0, **params: Any) -> dict[str, Any]:
     return command("sleep", str(seconds), **{"timeout_seconds": 1000, **params})
 
 
-def test_driver_runs_from_its_source_where_python_has_another_bytecode() -> None:
+async def test_driver_runs_from_its_source_where_python_has_another_bytecode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     modules: dict[str, bytes] = marshal.loads(boot_message().partition(b"\n")[2])
     # The names of code objects end with the version of their bytecode.
     body = marshal.dumps({name.replace(" ", " 00"): text for name, text in modules.items()}, MARSHAL_VERSION)
-    server = ServerEnd(generation=1)
-    server.attach("0" * 32)
-    result = subprocess.run(
-        [sys.executable, *wire.BOOT_COMMAND[1:]],
-        input=b"%d\n%b" % (len(body), body) + server.data_to_send(),
-        capture_output=True,
-        check=True,
-    )
-    server.receive(result.stdout)
-    assert server.attached
+    monkeypatch.setattr("tests.driver.peer.boot_message", lambda: b"%d\n%b" % (len(body), body))
+    async with driver(sys.executable) as peer:
+        assert await peer.request(wire.PING) == {}
 
 
 async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
@@ -113,8 +107,7 @@ async def test_message_that_cannot_be_read_fails_its_request_and_no_other(peer: 
 
 async def test_repeated_id_is_not_run_or_answered_twice(peer: DriverPeer) -> None:
     slow = await peer.begin(wire.RUN, **slow_run(0.2))
-    again: dict[str, Any] = {"jsonrpc": "2.0", "id": slow, "method": wire.PING, "params": {}}
-    await peer.send(again)
+    await peer.send({"id": slow, "method": wire.PING, "params": {}})
     assert (await peer.result(slow))["exit_code"] == 0
     assert await peer.request(wire.PING) == {}
 
@@ -123,9 +116,8 @@ async def test_repeated_id_whose_answer_was_acknowledged_is_an_error(peer: Drive
     """A server that asks again has lost the answer, and must not wait for it."""
     request_id = await peer.begin(wire.PING)
     assert await peer.result(request_id) == {}
-    assert await peer.request(wire.PING) == {}  # carries the acknowledgement at the latest
-    del peer.lines[request_id]
-    await peer.send({"jsonrpc": "2.0", "id": request_id, "method": wire.PING, "params": {}})
+    del peer.responses[request_id]
+    await peer.send({"id": request_id, "method": wire.PING, "params": {}})
     with pytest.raises(WireError, match="was answered before") as error:
         await peer.result(request_id)
     assert error.value.reason == "invalid_request"
@@ -176,14 +168,12 @@ async def test_driver_ends_with_all_its_processes_when_no_whole_line_comes_in_ti
             await anyio.sleep(0.6)
             assert await peer.request(wire.PING) == {}
         began_at = time.monotonic()
-        async with peer.writing:
-            for byte in b"12345678":
-                with suppress(anyio.BrokenResourceError):
-                    await peer.send_bytes(bytes([byte]))
-                await anyio.sleep(0.4)
+        for byte in b"12345678":
+            with suppress(anyio.BrokenResourceError):
+                await peer.send_bytes(bytes([byte]))
+            await anyio.sleep(0.4)
         with anyio.fail_after(BOUND_SECONDS):
             assert await peer.process.wait() == 0
-            await peer.ended.wait()
         assert time.monotonic() - began_at > 1.9
         assert peer.living() == []
         assert "nothing received for 2 s" in peer.log
@@ -194,23 +184,19 @@ async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> Non
     process = await anyio.open_process([python, *wire.BOOT_COMMAND[1:]], stderr=None)
     async with process:
         unread = DriverPeer(process)
-        await unread.boot()
-        assert process.stdout is not None
-        while not unread.end.attached:
-            unread.end.receive(await process.stdout.receive())
-        await unread.begin(wire.DEFINE, servers=[unread.scripted_server("plain")])
-        await unread.begin(wire.START, names=["scripted"], deadline_seconds=30)
-        received = b""
-        while b'"servers"' not in received:
-            received = await process.stdout.receive()
-            unread.end.receive(received)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(unread.receive)
+            await unread.boot()
+            await unread.until(lambda: unread.is_attached)
+            await unread.start(unread.scripted_server("plain"))
+            tasks.cancel_scope.cancel()
         for _ in range(10):
             await unread.begin_tool("scripted", "text", unit="x" * 1000, times=1000)
         await unread.begin_tool("scripted", "flood_messages", times=20_000)
         await anyio.sleep(1.0)  # the driver must not read more; there is no event for that
         assert _resident_mib(process.pid) < 60
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(unread.receive_messages)
+            tasks.start_soon(unread.receive)
             for number in range(FIRST_ID + 2, FIRST_ID + 12):
                 assert len((await unread.result(number))["result"]["content"][0]["text"]) == 1_000_000
             await unread.result(FIRST_ID + 12)
@@ -241,7 +227,7 @@ async def test_request_without_room_for_its_response_waits(python: str) -> None:
         with pytest.raises(WireError) as error:
             await peer.result(cancelled)
         assert error.value.reason == "cancelled"
-        assert waiting not in peer.lines
+        assert waiting not in peer.responses
         await peer.cancel(running[0])
         reply = await peer.result(waiting)
         assert reply["result"]["content"][0]["text"] == "xxx"

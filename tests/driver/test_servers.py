@@ -22,7 +22,7 @@ async def test_servers_start_and_answer_concurrently(peer: DriverPeer) -> None:
     slow = [await peer.begin_tool("one", "sleep", seconds=1000) for _ in range(3)]
     assert await peer.text("two", "text", unit="quick", times=1) == "quick"
     assert await peer.text("one", "echo", words="meanwhile") == "meanwhile"
-    assert not set(slow) & peer.lines.keys()
+    assert not set(slow) & peer.responses.keys()
     for number in slow:
         await peer.cancel(number)
 
@@ -49,8 +49,10 @@ async def test_timed_out_call_is_cancelled_at_the_server(peer: DriverPeer) -> No
     with pytest.raises(WireError, match=r"has not answered within 0\.2 s") as error:
         await peer.result(number)
     assert error.value.reason == "timeout"
-    cancellation = await peer.notification(wire.MESSAGE)
-    assert isinstance(cancellation["params"]["data"]["cancelled"]["requestId"], int)
+    await peer.until(lambda: bool(peer.notifications))
+    ((method, params),) = peer.notifications
+    assert method == wire.MESSAGE
+    assert isinstance(params["params"]["data"]["cancelled"]["requestId"], int)
     assert await peer.text("scripted", "text", unit="on", times=1) == "on"
 
 

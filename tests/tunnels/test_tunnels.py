@@ -223,7 +223,7 @@ async def test_dial_that_is_cancelled_gives_its_place_back(
         if way == "cancel":
             await peer.cancel(dial)
         else:
-            await peer.send({"jsonrpc": "2.0", "method": wire.RESET, "params": {"conn": -number}})
+            await peer.send({"method": wire.RESET, "params": {"conn": -number}})
         with pytest.raises(WireError) as error:
             await peer.result(dial)
         assert error.value.reason == "cancelled"
@@ -238,7 +238,7 @@ async def test_dial_that_is_cancelled_after_it_connected_gives_its_place_back(pe
         for number in range(-1, -2 * MAX_TUNNELS, -1):
             dial = await peer.begin(wire.DIAL, port=port, conn=number)
             await peer.cancel(dial)
-            await peer.send({"jsonrpc": "2.0", "method": wire.RESET, "params": {"conn": number}})
+            await peer.send({"method": wire.RESET, "params": {"conn": number}})
         await until_dialled(peer, port, -2000)
 
 
