@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from copy import deepcopy
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import anyio
@@ -17,8 +14,11 @@ from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_sandbox import wire
+from decathlon_sandbox.driver_requests import Request, RequestError
+from decathlon_sandbox.strict_json import encode
 from decathlon_sandbox.truncation import cut, shorten
 
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.capabilities import Usage
 from tests.fakes.driver_end import DriverEnd
@@ -43,18 +43,12 @@ class Faults:
     open_seconds: float = 0.0
     """Time that it takes to open the sandbox."""
     open_error: DecathlonError | None = None
-    never_ready: bool = False
-    """The driver reads its source and then sends nothing."""
     dies_on: str | None = None
     """The first process ends with exit code 137 when this method is requested."""
     silent_on: str | None = None
     """Requests of this method get no response."""
-    garbage: bool = False
-    """The driver sends lines that are not messages before every message."""
     servers_that_fail: Mapping[str, str] = field(default_factory=dict[str, str])
     """Servers that do not start, with the end of their stderr."""
-    removals_refused: int = 0
-    """Number of attempts to remove the sandbox that fail."""
     snapshot_error: DecathlonError | None = None
     """Saving the sandbox fails."""
     put_error: Exception | None = None
@@ -77,18 +71,13 @@ class ToolError(Exception):
 class FakeCall:
     """One call of a test's tool: its arguments, and methods that send notifications."""
 
-    server: str
-    tool: str
     arguments: Json
     params: Json
     tree: Tree
     _notify: Callable[[str, Json], Awaitable[None]]
 
-    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        params: Json = {"progressToken": 0, "progress": progress, "total": total, "message": message}
-        await self._notify(
-            wire.PROGRESS, {name: value for name, value in params.items() if value is not None}
-        )
+    async def progress(self, progress: float) -> None:
+        await self._notify(wire.PROGRESS, {"progressToken": 0, "progress": progress})
 
     async def log(self, data: Any, level: str = "info") -> None:
         await self._notify(wire.MESSAGE, {"level": level, "data": data})
@@ -101,12 +90,10 @@ Handler = Callable[[FakeCall], Awaitable[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class FakeTool:
-    """A tool with an input schema or additional fields in its definition."""
+    """A tool with an input schema."""
 
     handler: Handler
     schema: Json = field(default_factory=lambda: {"type": "object"})
-    extra_fields: Json = field(default_factory=dict[str, Any])
-    """Additional fields of the definition; MCP need not define them."""
 
 
 Tools = Mapping[str, Mapping[str, Handler | FakeTool]]
@@ -119,10 +106,7 @@ class FakeRun:
 
     argv: tuple[str, ...]
     cwd: str
-    env: dict[str, str]
     tree: Tree
-    leave: bool = False
-    """Whether what the process has started goes on after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +123,11 @@ class RunReply:
 Run = Callable[[FakeRun], "int | RunReply | Awaitable[int | RunReply]"]
 
 
-class _RequestError(Exception):
-    def __init__(self, code: int, message: str, data: Json | None = None) -> None:
-        super().__init__(message)
-        self.error: Json = {"code": code, "message": message, **({"data": data} if data else {})}
-
-
 class FakeDriver:
     """A driver from boot to the end of its stream. A test provides its tools and processes as callables.
 
     `stream` can lose bytes, but ends only if no server will come any more. `on_start` is called with the
-    name of each server whose start is tried. `saved`: what it is a copy of, in the middle of its run.
+    name of each server whose start is tried. `servers`: those of the sandbox of which it is a copy.
     """
 
     def __init__(
@@ -160,10 +138,10 @@ class FakeDriver:
         tools: Tools,
         run: Run,
         faults: Faults,
-        on_start: Callable[[str], object] = lambda name: None,
-        saved: FakeDriver | None = None,
+        on_start: Callable[[str], object],
+        servers: dict[str, bool] | None = None,
     ) -> None:
-        self._is_copy = saved is not None
+        self._is_copy = servers is not None
         self._stream = stream
         self._tree = tree
         self._tools = tools
@@ -171,174 +149,124 @@ class FakeDriver:
         self._faults = faults
         self._on_start = on_start
         self._send_lock = anyio.Lock()
-        self._end: DriverEnd = DriverEnd() if saved is None else deepcopy(saved._end)
-        self._requests: dict[int, CancelScope] = {}
-        self._defined: set[str] = set() if saved is None else {*saved._defined}
-        self._started: set[str] = set() if saved is None else {*saved._started}
+        self._end = DriverEnd(lambda request: self._tasks.start_soon(self._answer, request))
+        self._tasks: TaskGroup
+        self._running: set[CancelScope] = set()
+        self.servers = dict(servers or {})
+        """The servers that are defined, and whether they run."""
         self._frozen = False
         self.merges = False
         """Whether the server asked to merge memory."""
-        self._exit: ProcessExit | None = None
+        self._exit = ProcessExit(0)
         self._scope = CancelScope()
 
     async def run(self) -> ProcessExit:
         """Run until the stream ends or the process dies; returns the exit."""
         with self._scope:
-            async with anyio.create_task_group() as tasks:
+            async with background_tasks() as self._tasks:
                 with suppress(
                     anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError
                 ):
-                    await self._serve(tasks)
-                tasks.cancel_scope.cancel()
-        return self._exit or ProcessExit(0)
+                    await self._serve()
+        return self._exit
 
-    def _die(self, process_exit: ProcessExit) -> None:
-        self._exit = process_exit
-        self._scope.cancel()
-
-    async def _serve(self, tasks: TaskGroup) -> None:
+    async def _serve(self) -> None:
         reader = BufferedByteReceiveStream(self._stream)
         if not self._is_copy:
             size = int(await reader.receive_until(b"\n", 32))
             await reader.receive_exactly(size)
-        if self._faults.never_ready:
-            await anyio.sleep_forever()
         deadline = anyio.current_time() + wire.LEASE_SECONDS
         while True:
             with anyio.fail_after(deadline - anyio.current_time()):
                 data = await reader.receive()
-            for message in self._end.receive(data):
-                self._on_message(message, tasks)
+            self._end.receive(data)
             if self._end.has_heard:
                 deadline = anyio.current_time() + (self._end.survive_seconds or wire.LEASE_SECONDS)
             await self._flush()
 
-    def _on_message(self, message: Json, tasks: TaskGroup) -> None:
-        method, params, request_id = message["method"], message.get("params", {}), message.get("id")
-        if request_id is not None:
-            tasks.start_soon(self._answer, request_id, method, params)
-        elif method == wire.CANCEL and (scope := self._requests.get(params.get("id"))):
-            scope.cancel()
-
-    async def _answer(self, request_id: int, method: str, params: Json) -> None:
-        if method == self._faults.dies_on:
-            self._die(ProcessExit())
-            await anyio.lowlevel.checkpoint()
-        if method == self._faults.silent_on:
-            await anyio.sleep_forever()
-        reply: Json = {"error": {"code": wire.CANCELLED, "message": "cancelled"}}
+    async def _answer(self, request: Request) -> None:
+        if request.method == self._faults.silent_on:
+            return
         with CancelScope() as scope:
-            self._requests[request_id] = scope
+            self._running.add(scope)
+            request.on_cancel = scope.cancel
             try:
-                reply = {"result": await self._result(request_id, method, params)}
-            except _RequestError as error:
-                reply = {"error": error.error}
+                if request.method == self._faults.dies_on:
+                    raise ProcessExit
+                await self._reply(request)
+            except RequestError as error:
+                request.fail(error)
             except ProcessExit as process_exit:
-                self._die(process_exit)
+                self._exit = process_exit
+                self._scope.cancel()
                 await anyio.sleep_forever()
             finally:
-                del self._requests[request_id]
-        if self._frozen and method == wire.CALL and "error" in reply:
-            reply = {"error": {"code": wire.FROZEN, "message": "frozen"}}
-        overlong = {}
-        if method == wire.CALL and "result" in reply:
-            reply, overlong = self._limited(params, reply["result"])
-        await self._send({"id": request_id, **reply, **overlong})
+                self._running.remove(scope)
+        # Unless it has its reply:
+        frozen = self._frozen and request.method == wire.CALL
+        request.fail(RequestError(wire.FROZEN if frozen else wire.CANCELLED, "cancelled"))
+        await self._flush()
 
-    def _limited(self, params: Json, relayed: Json) -> tuple[Json, Json]:
-        """A relayed reply as `cut` and `max_bytes` require, and the response's further members."""
-        overlong: Json = {}
-        options, result = params.get("cut"), relayed.get("result")
-        if options is not None and isinstance(result, dict):
-            folder, characters = options.get("folder"), options["characters"]
-            shortened = (
-                shorten(cast("Json", result), characters)
-                if folder is None
-                else cut(cast("Json", result), folder, characters)
-            )
-            if shortened is not None and folder is not None:
-                self._tree.arrange({"make": folder})
-                self._tree.arrange({"write": shortened.path, "text": shortened.full_text})
-            if shortened is not None:
-                relayed = {"result": shortened.result}
-                overlong = {"overlong": {"path": shortened.path, "characters": shortened.characters}}
-        size, limit = len(json.dumps(relayed)), params.get("max_bytes", wire.MAX_RESPONSE_BYTES)
-        if size > limit:
-            message = f"the reply has {size} bytes, more than the limit of {limit} bytes"
-            return {"error": {"code": wire.TOO_LONG, "message": message}}, {}
-        return {"result": relayed}, overlong
-
-    async def _result(self, request_id: int, method: str, params: Json) -> Any:
-        match method:
-            case wire.ARRANGE:
-                return self._arrange(params)
-            case wire.PACK:
-                return self._pack(params)
+    async def _reply(self, request: Request) -> None:
+        params: Json = request.params
+        result: Json
+        match request.method:
+            case wire.CALL:
+                await self._call(request)
+                return
             case wire.RUN:
-                return await self._run_process(params)
+                result = await self._run_process(params)
+            case wire.START:
+                result = self._start(params)
+            case wire.ARRANGE:
+                self._tree.arrange(params["steps"])
+                result = {}
+            case wire.PACK:
+                result = {"tar": self._tree.pack(params["folder"], params["max_bytes"])}
             case wire.SNAPSHOT:
                 self._tree.mark()
-                return {"since": {"moment_ns": 0, "offset_ns": 0}}
+                result = {"since": {"moment_ns": 0, "offset_ns": 0}}
             case wire.CLEAN:
                 paths = self._tree.clean(params["except"])
-                return {"removed": 0, "paths": paths[:100], "count": len(paths)}
+                result = {"removed": 0, "paths": paths[:100], "count": len(paths)}
             case wire.MERGE:
                 self.merges = True
-                return {"merging": True, "fixed_addresses": True}
+                result = {"merging": True, "fixed_addresses": True}
             case wire.DEFINE:
-                self._defined |= {server["name"] for server in params["servers"]}
-                return {}
-            case wire.START:
-                return self._start(params)
-            case wire.CALL:
-                return await self._call(request_id, params)
+                for server in params["servers"]:
+                    self.servers.setdefault(server["name"], False)
+                result = {}
             case wire.FREEZE:
-                return self._freeze()
+                self._frozen = True
+                for scope in self._running:
+                    scope.cancel()
+                result = {"stderr": {}}
             case wire.PING:
-                return {}
-            case _:
-                raise _RequestError(wire.UNKNOWN_METHOD, f"no method {method!r}")
-
-    def _arrange(self, params: Json) -> Json:
-        for number, step in enumerate(params["steps"]):
-            try:
-                self._tree.arrange(step)
-            except OSError as error:
-                raise _RequestError(wire.FILES, str(error), {"step": number}) from error
-        return {}
-
-    def _pack(self, params: Json) -> Json:
-        packed = self._tree.pack(PurePosixPath(params["folder"]))
-        if len(packed) > params["max_bytes"]:
-            raise _RequestError(wire.TOO_LONG, "too large")
-        return {"tar": base64.b64encode(packed).decode()}
+                result = {}
+            case method:
+                raise RequestError(wire.UNKNOWN_METHOD, f"no method {method!r}")
+        request.reply(result)
 
     async def _run_process(self, params: Json) -> Json:
         leave = bool(params.get("leave"))
-        request = FakeRun(tuple(params["argv"]), params["cwd"], params["env"], self._tree, leave)
+        request = FakeRun(tuple(params["argv"]), params["cwd"], self._tree)
         try:
             result = self._process_handler(request)
             reply = await result if inspect.isawaitable(result) else result
         except FileNotFoundError as error:
-            raise _RequestError(wire.SPAWN, f"no program {error}") from error
+            raise RequestError(wire.SPAWN, f"no program {error}") from error
         reply = RunReply(reply) if isinstance(reply, int) else reply
         return {
+            **asdict(reply),
             "exit_code": None if reply.timed_out else reply.exit_code,
             "signal": 9 if reply.timed_out else None,
-            "timed_out": reply.timed_out,
-            "stdout": reply.stdout,
-            "stderr": reply.stderr,
-            "channel": reply.channel,
             "background": reply.background if leave else 0,
         }
 
     def _start(self, params: Json) -> Json:
         if self._frozen:
-            raise _RequestError(wire.FROZEN, "frozen")
-        for name in params["names"]:
-            if name not in self._defined:
-                raise _RequestError(wire.BAD_PARAMS, f"no server named {name} is defined", {"server": name})
-        names: list[str] = [name for name in params["names"] if name not in self._started]
+            raise RequestError(wire.FROZEN, "frozen")
+        names: list[str] = [name for name in params["names"] if not self.servers[name]]
         for name in names:
             self._on_start(name)
             stderr = self._faults.servers_that_fail.get(name)
@@ -346,21 +274,33 @@ class FakeDriver:
                 stderr = f"no server {name!r} in this test"
             if stderr is not None:
                 data = {"server": name, "stderr": stderr, "exit_code": 1}
-                raise _RequestError(wire.SERVER, f"server {name} did not come up", data)
-        self._started |= set(names)
-        return {"servers": {name: self._server_info(name) for name in names}}
+                raise RequestError(wire.SERVER, f"server {name} did not come up", data)
+        self.servers.update(dict.fromkeys(names, True))
+        return {"servers": {name: {"tools": _definitions(self._tools[name])} for name in names}}
 
-    def _server_info(self, server: str) -> Json:
-        return {"tools": [_definition(name, tool) for name, tool in self._tools[server].items()]}
-
-    async def _call(self, request_id: int, params: Json) -> Json:
-        server = params["server"]
+    async def _call(self, request: Request) -> None:
+        """Reply as `server` does, cut and limited."""
+        params, server = request.params, request.params["server"]
         if self._frozen:
-            raise _RequestError(wire.FROZEN, "frozen")
-        if server not in self._started:
-            raise _RequestError(wire.SERVER, f"no server {server!r} is up", {"server": server})
-        reply = await self._call_tool(request_id, server, params["params"])
-        return {"jsonrpc": "2.0", "id": request_id, **reply}
+            raise RequestError(wire.FROZEN, "frozen")
+        if not self.servers.get(server):
+            raise RequestError(wire.SERVER, f"no server {server!r} is up", {"server": server})
+        relayed = await self._call_tool(request.id, server, params["params"])
+        overlong, options = None, params.get("cut")
+        if options is not None and isinstance(result := relayed.get("result"), dict):
+            folder, characters = options.get("folder"), options["characters"]
+            text = cast("Json", result)
+            shortened = shorten(text, characters) if folder is None else cut(text, folder, characters)
+            if shortened is not None:
+                if shortened.path is not None and shortened.full_text is not None:
+                    self._tree.write(shortened.path, shortened.full_text)
+                relayed = {**relayed, "result": shortened.result}
+                overlong = encode({"path": shortened.path, "characters": shortened.characters})
+        reply, limit = encode(relayed), params.get("max_bytes", wire.MAX_RESPONSE_BYTES)
+        if len(reply) > limit:
+            message = f"the reply has {len(reply)} bytes, more than the limit of {limit} bytes"
+            raise RequestError(wire.TOO_LONG, message)
+        request.reply_encoded(reply, overlong)
 
     async def _call_tool(self, request_id: int, server: str, params: Json) -> Json:
         name = params["name"]
@@ -370,46 +310,34 @@ class FakeDriver:
 
         async def notify(method: str, notification: Json) -> None:
             origin = {"server": server} if method == wire.MESSAGE else {}
-            await self._send(
-                {"method": method, "params": {"id": request_id, **origin, "params": notification}}
-            )
+            about = {"id": request_id, **origin, "params": notification}
+            self._end.notify(encode({"jsonrpc": "2.0", "method": method, "params": about}))
+            await self._flush()
 
-        call = FakeCall(server, name, params.get("arguments") or {}, params, self._tree, notify)
+        call = FakeCall(params.get("arguments") or {}, params, self._tree, notify)
         handler = tool.handler if isinstance(tool, FakeTool) else tool
         try:
             reply = await handler(call)
         except ToolError as error:
             return {"error": error.error}
-        return {"result": {"content": [{"type": "text", "text": reply}]} if isinstance(reply, str) else reply}
+        result = {"content": [{"type": "text", "text": reply}]} if isinstance(reply, str) else reply
+        return {"jsonrpc": "2.0", "id": request_id, "result": result}
 
-    def _freeze(self) -> Json:
-        self._frozen = True
-        self._started = set()
-        for scope in self._requests.values():
-            scope.cancel()
-        return {"stderr": {}}
-
-    async def _send(self, message: Json) -> None:
-        self._end.send(json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode())
-        await self._flush(b'noise\n{"half": \n[1, 2]\n\xff\xfe\n\n' if self._faults.garbage else b"")
-
-    async def _flush(self, noise: bytes = b"") -> None:
+    async def _flush(self) -> None:
         async with self._send_lock:
             try:
                 while data := self._end.data_to_send():
-                    await self._stream.send(noise + data)
+                    await self._stream.send(data)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 self._scope.cancel()
 
 
-def _definition(name: str, tool: Handler | FakeTool) -> Json:
-    tool = tool if isinstance(tool, FakeTool) else FakeTool(tool)
-    return {
-        "name": name,
-        "description": inspect.getdoc(tool.handler) or name,
-        "inputSchema": tool.schema,
-        **tool.extra_fields,
-    }
+def _definitions(tools: Mapping[str, Handler | FakeTool]) -> list[Json]:
+    described = {name: tool if isinstance(tool, FakeTool) else FakeTool(tool) for name, tool in tools.items()}
+    return [
+        {"name": name, "description": inspect.getdoc(tool.handler) or name, "inputSchema": tool.schema}
+        for name, tool in described.items()
+    ]
 
 
 class FakeProbe:

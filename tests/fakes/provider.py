@@ -21,7 +21,6 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -30,7 +29,7 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 
-from decathlon_mcp.archives.writing import ArchiveSource, save
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.driver.client import BOOT_COMMAND
 from decathlon_mcp.errors import (
     BadRequestError,
@@ -135,12 +134,11 @@ class FakeContainer:
         self.spec = spec
         self.faults = faults
         self.process_stream = ProcessStream(survives=spec.survives)
-        self.tree = Tree() if saved_tree is None else deepcopy(saved_tree)
+        self.tree = Tree(saved_tree)
         self.tree.make(spec.root)
         self.first_process: FakeDriver | FakeProbe | None = None
         self.exit: ProcessExit | None = None
         self.paused = False
-        self.failed_removals = 0
         self.finished = anyio.Event()
         self._process = CancelScope()
 
@@ -220,9 +218,7 @@ class FakeSandbox:
         await anyio.Path(folder).mkdir(mode=0o700)
         padding = b" " * self._provider.saved_bytes
         await anyio.Path(folder / SAVED_FILE).write_bytes(f"{len(saved):<10}".encode() + padding[10:])
-        # A copy of the driver, which goes on.
-        kept = FakeDriver(EndedStream(), self.tree, tools={}, run=_succeed, faults=Faults(), saved=driver)
-        saved.append((deepcopy(self.tree), kept))
+        saved.append((Tree(self.tree), dict(driver.servers)))
         return Snapshot(folder)
 
     async def reopen(self) -> None:
@@ -243,7 +239,7 @@ class FakeSandbox:
         self._check(folder)
         await anyio.lowlevel.checkpoint()
         _raise(self.container.faults.get_error)
-        save(self.tree.get(folder), archive, limit_bytes)
+        self.tree.get(folder, archive, limit_bytes)
 
     async def pause(self) -> None:
         self._check(self.root)
@@ -295,8 +291,8 @@ class FakeMachine:
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, FakeSandbox] = {}
-        self.saved: list[tuple[Tree, FakeDriver]] = []
-        """Sandboxes as they were saved."""
+        self.saved: list[tuple[Tree, dict[str, bool]]] = []
+        """The files and the servers of sandboxes that were saved."""
         self.tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -385,7 +381,7 @@ class FakeProvider:
         await anyio.sleep(faults.open_seconds)
         if faults.open_error is not None:
             raise faults.open_error
-        tree, driver = (None, None) if snapshot is None else self._saved(snapshot)
+        tree, servers = (None, None) if snapshot is None else self._saved(snapshot)
         container = FakeContainer(self._owner, spec, faults, tree)
         if spec.command != BOOT_COMMAND:
             first_process = FakeProbe(container.process_stream, container.tree)
@@ -397,7 +393,7 @@ class FakeProvider:
                 run=self._run,
                 faults=faults,
                 on_start=self.starts.append,
-                saved=driver,
+                servers=servers,
             )
         async with AsyncExitStack() as stack:
             # The first attachment does not wait, so no cancellation can come before `_enter`.
@@ -406,7 +402,7 @@ class FakeProvider:
             self._enter(stack, sandbox)
             yield sandbox
 
-    def _saved(self, snapshot: Snapshot) -> tuple[Tree, FakeDriver]:
+    def _saved(self, snapshot: Snapshot) -> tuple[Tree, dict[str, bool]]:
         try:
             return self.machine.saved[int((snapshot.folder / SAVED_FILE).read_text())]
         except (OSError, ValueError):
@@ -439,17 +435,9 @@ class FakeProvider:
             if not self._dead:
                 await sandbox.end()
                 await sandbox.container.process_stream.aclose()
-                await self._remove(sandbox)
+                self.machine.sandboxes.pop(sandbox.spec.name, None)
 
         stack.push_async_callback(exit_)
-
-    async def _remove(self, sandbox: FakeSandbox) -> None:
-        container = sandbox.container
-        with CancelScope(shield=True):
-            while container.failed_removals < container.faults.removals_refused:
-                container.failed_removals += 1
-                await anyio.sleep(0.001)
-        self.machine.sandboxes.pop(sandbox.spec.name, None)
 
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         self.check_available()
@@ -463,7 +451,7 @@ class FakeProvider:
         for sandbox in orphans:
             await sandbox.end()
             await sandbox.container.process_stream.aclose()
-            await self._remove(sandbox)
+            self.machine.sandboxes.pop(sandbox.spec.name, None)
         return len(orphans)
 
     def die(self) -> None:
@@ -482,7 +470,7 @@ class FakeProvider:
 
     async def _remove_at_end(self, sandbox: FakeSandbox) -> None:
         await sandbox.container.finished.wait()
-        await self._remove(sandbox)
+        self.machine.sandboxes.pop(sandbox.spec.name, None)
 
     def check_available(self) -> None:
         """Raises ProviderUnavailableError."""

@@ -1,190 +1,97 @@
-"""In-memory file system of a fake sandbox, with the operations `put`, `get` and `arrange`."""
+"""Files of a fake sandbox: a temporary folder, changed by the product's own code for files."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Any
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
-from msgspec.structs import replace
+from decathlon_sandbox.archives import pack
+from decathlon_sandbox.driver_requests import RequestError
+from decathlon_sandbox.files import run_steps
 
-from decathlon_mcp.archives.reading import Body, Kind, Member
-from decathlon_mcp.archives.unpacking import checked_entries
-from decathlon_mcp.archives.writing import ArchiveSource, Entry, archive_chunks
-from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.archives.packing import pack_folder
+from decathlon_mcp.archives.unpacking import unpack
+from decathlon_mcp.archives.writing import ArchiveSource
+from decathlon_mcp.types import JsonObject
 
-
-@dataclass(frozen=True, slots=True)
-class File:
-    data: bytes
-    mode: int = 0o644
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    mode: int = 0o755
-
-
-Node = File | Link | Folder
+_PATHS = ("make", "copy", "to", "remove", "write", "under", "unpack")
+"""Keys of the steps of `arrange` whose values are paths."""
+Paths = PurePosixPath | str
 
 
 class Tree:
-    """Nodes by absolute path. Links are never followed."""
+    """Paths are absolute in the sandbox. `other`: what it is a copy of. The folder goes with the object."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[PurePosixPath, Node] = {PurePosixPath("/"): Folder()}
-        self._marked: dict[PurePosixPath, Node] = {}
+    def __init__(self, other: Tree | None = None) -> None:
+        self._folder = tempfile.mkdtemp(prefix="fake-sandbox-")
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._marked: dict[PurePosixPath, object] = {}
+        if other is not None:
+            shutil.copytree(other._folder, self._folder, symlinks=True, dirs_exist_ok=True)
+            self._marked = {path: self._state(path) for path in self.below("/")}
 
-    def __getitem__(self, path: PurePosixPath | str) -> Node:
-        return self._nodes[PurePosixPath(path)]
+    def __contains__(self, path: Paths) -> bool:
+        return os.path.lexists(self._at(path))
 
-    def __contains__(self, path: PurePosixPath | str) -> bool:
-        return PurePosixPath(path) in self._nodes
+    def text(self, path: Paths) -> str:
+        return self._at(path).read_text()
 
-    def text(self, path: PurePosixPath | str) -> str:
-        """Return a file's text. Raises FileNotFoundError if there is no such file."""
-        node = self._nodes.get(PurePosixPath(path))
-        if not isinstance(node, File):
-            raise FileNotFoundError(str(path))
-        return node.data.decode()
-
-    def write(self, path: PurePosixPath | str, data: bytes | str, mode: int = 0o644) -> None:
+    def write(self, path: Paths, data: bytes | str, mode: int = 0o644) -> None:
         """Write a file and create missing parents."""
-        path = PurePosixPath(path)
-        self.make(path.parent)
-        self._nodes[path] = File(data.encode() if isinstance(data, str) else data, mode)
+        self.make(PurePosixPath(path).parent)
+        self._at(path).write_bytes(data.encode() if isinstance(data, str) else data)
+        self._at(path).chmod(mode)
 
-    def make(self, folder: PurePosixPath | str) -> None:
-        folder = PurePosixPath(folder)
-        if isinstance(self._nodes.get(folder), Folder):
-            return
-        for path in (*reversed(folder.parents), folder):
-            if not isinstance(self._nodes.setdefault(path, Folder()), Folder):
-                raise NotADirectoryError(str(path))
+    def make(self, folder: Paths) -> None:
+        self._at(folder).mkdir(parents=True, exist_ok=True)
 
-    def remove(self, path: PurePosixPath | str) -> None:
-        for node in tuple(self.below(PurePosixPath(path))):
-            del self._nodes[node]
+    def below(self, folder: Paths) -> list[PurePosixPath]:
+        """The path itself, if it exists, and all paths below it, sorted."""
+        top = self._at(folder)
+        found = [path for path in (top, *top.rglob("*")) if os.path.lexists(path)]
+        return sorted(PurePosixPath("/", path.relative_to(self._folder)) for path in found)
 
-    def copy(self, source: PurePosixPath | str, to: PurePosixPath | str) -> None:
-        """Copy the content of folder `source` into folder `to`."""
-        source, to = PurePosixPath(source), PurePosixPath(to)
-        if not isinstance(self._nodes.get(source), Folder):
-            raise FileNotFoundError(str(source))
-        self.make(to)
-        for path in tuple(self.below(source)):
-            self._nodes[to / path.relative_to(source)] = self._nodes[path]
+    def put(self, folder: Paths, archive: ArchiveSource) -> None:
+        unpack(archive, self._at(folder), below=Path(self._folder))
 
-    def below(self, folder: PurePosixPath | str) -> Iterator[PurePosixPath]:
-        """Return the path itself, if it exists, and all paths below it, sorted."""
-        top = PurePosixPath(folder)
-        prefix = f"{str(top).rstrip('/')}/"
-        # `is_relative_to` would take a fifth of a test's time.
-        return iter(sorted(path for path in self._nodes if path == top or str(path).startswith(prefix)))
+    def get(self, folder: Paths, archive: Path, limit_bytes: int) -> None:
+        pack_folder(self._at(folder), archive, limit_bytes, below=Path(self._folder))
 
-    def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
-        name = str(folder)
+    def arrange(self, steps: Iterable[JsonObject]) -> None:
+        """Raises RequestError."""
+        here = [{k: str(self._at(v)) if k in _PATHS else v for k, v in step.items()} for step in steps]
         try:
-            self.make(folder)
-            for member, body in checked_entries(archive):
-                name, path = member.name, folder / member.name
-                self.make(path.parent)
-                self._place(path, self._node(member, body, folder))
-        except (NotADirectoryError, IsADirectoryError, KeyError) as error:
-            raise BadRequestError(f"cannot unpack {name!r}: {error}") from error
+            run_steps(here)
+        except RequestError as error:
+            message = error.message.replace(self._folder, "")
+            raise RequestError(error.code, message, error.data) from None
 
-    def _place(self, path: PurePosixPath, node: Node) -> None:
-        if isinstance(node, Folder):
-            self.make(path)
-        elif isinstance(self._nodes.get(path), Folder):
-            raise IsADirectoryError(str(path))
-        self._nodes[path] = node
-
-    def _node(self, member: Member, body: Body, folder: PurePosixPath) -> Node:
-        match member.kind:
-            case Kind.FOLDER:
-                return Folder(member.mode)
-            case Kind.SYMLINK:
-                return Link(member.link)
-            case Kind.HARD_LINK:
-                return self._nodes[folder / member.link]
-            case _:
-                return File(b"".join(body), member.mode)
-
-    def get(self, folder: PurePosixPath) -> Iterator[bytes]:
-        """Return a tar of `folder` in chunks; it has no members if `folder` is not a folder."""
-        paths = self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ()
-        return archive_chunks(self._entry(path, folder) for path in paths)
-
-    def _entry(self, path: PurePosixPath, folder: PurePosixPath) -> Entry:
-        name = "." if path == folder else f"./{path.relative_to(folder)}"
-        match self._nodes[path]:
-            case Folder(mode):
-                return Member(name=name, kind=Kind.FOLDER, mode=mode), ()
-            case Link(target):
-                return Member(name=name, kind=Kind.SYMLINK, mode=0o777, link=target), ()
-            case File(data, mode):
-                return Member(name=name, kind=Kind.FILE, mode=mode, size=len(data)), (data,)
+    def pack(self, folder: Paths, max_bytes: int) -> str:
+        return pack(str(self._at(folder)), max_bytes)
 
     def mark(self) -> None:
         """Remember the present state for `clean`."""
-        self._marked = dict(self._nodes)
+        self._marked = {path: self._state(path) for path in self.below("/")}
 
     def clean(self, exceptions: Iterable[str]) -> list[str]:
         """Remove what changed in /tmp since `mark`; return the other changed paths."""
-        exempt = [PurePosixPath(path) for path in exceptions]
         changed = [
             path
-            for path in sorted(self._nodes)
-            if self._marked.get(path) is not self._nodes[path]
-            and not any(path.is_relative_to(exception) for exception in exempt)
+            for path in self.below("/")
+            if self._marked.get(path) != self._state(path)
+            and not any(path.is_relative_to(exception) for exception in exceptions)
         ]
-        for path in changed:
-            if path.is_relative_to("/tmp") and path != PurePosixPath("/tmp"):
-                del self._nodes[path]
+        temporary = [path for path in changed if PurePosixPath("/tmp") in path.parents]
+        self.arrange({"remove": str(path)} for path in temporary)
         return [str(path) for path in changed if not path.is_relative_to("/tmp")]
 
-    def arrange(self, step: dict[str, Any]) -> None:
-        """Execute one step of an `arrange` request. Raises OSError if the driver would fail."""
-        match step:
-            case {"make": folder}:
-                self.make(folder)
-            case {"copy": source, "to": to}:
-                self.copy(source, to)
-            case {"remove": path}:
-                self.remove(path)
-            case {"write": path, "text": text}:
-                self.write(path, text, step.get("mode") or 0o644)
-            case {"absent": names, "under": under}:
-                self._check_absent(names, under, step.get("except", ()))
-            case {"unpack": folder, "tar": archive}:
-                try:
-                    self.put(PurePosixPath(folder), base64.b64decode(archive))
-                except BadRequestError as error:
-                    raise OSError(str(error)) from error
-            case _:
-                raise OSError(f"no such step: {step}")
+    def _state(self, path: PurePosixPath) -> object:
+        status = self._at(path).lstat()
+        return "folder" if self._at(path).is_dir() else (status.st_ino, status.st_mtime_ns)
 
-    def pack(self, folder: PurePosixPath) -> bytes:
-        """What the method `pack` replies, without base64."""
-        paths = self.below(folder) if isinstance(self._nodes.get(folder), Folder) else ()
-        entries = (self._entry(path, folder) for path in paths if path != folder)
-        return b"".join(
-            archive_chunks((replace(member, name=member.name[2:]), body) for member, body in entries)
-        )
-
-    def _check_absent(self, names: Iterable[str], under: str, exceptions: Iterable[str]) -> None:
-        exempt = [PurePosixPath(folder) for folder in exceptions]
-        forbidden = set(names)
-        for path in self.below(under):
-            if any(path.is_relative_to(folder) for folder in exempt):
-                continue
-            if str(path) in forbidden or (path.name in forbidden and str(path) != under):
-                raise FileExistsError(f"{path} is there")
+    def _at(self, path: Paths) -> Path:
+        return Path(self._folder, str(path).lstrip("/"))
