@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import math
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,13 +14,14 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from decathlon_sandbox import wire
+from decathlon_sandbox.driver_requests import Request
 
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.types import JsonObject
 from tests.fakes.driver_end import DriverEnd
 
@@ -27,45 +29,22 @@ FIRST_ID = (1 << wire.COUNTER_BITS) + 1
 BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-class MemoryByteStream(ByteStream):
-    """One end of a pair; sending never blocks."""
-
-    def __init__(
-        self, incoming: MemoryObjectReceiveStream[bytes], outgoing: MemoryObjectSendStream[bytes]
-    ) -> None:
-        self._incoming = incoming
-        self._outgoing = outgoing
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        return await self._incoming.receive()
-
-    async def send(self, item: bytes) -> None:
-        await self._outgoing.send(bytes(item))
-
-    async def send_eof(self) -> None:
-        await self._outgoing.aclose()
-
-    async def aclose(self) -> None:
-        await self._outgoing.aclose()
-        await self._incoming.aclose()
-
-
-def stream_pair() -> tuple[MemoryByteStream, MemoryByteStream]:
+def stream_pair() -> tuple[SocketStream, SocketStream]:
     """Two connected byte streams."""
-    to_first, from_second = anyio.create_memory_object_stream[bytes](math.inf)
-    to_second, from_first = anyio.create_memory_object_stream[bytes](math.inf)
-    return MemoryByteStream(from_second, to_second), MemoryByteStream(from_first, to_first)
+    first, second = socket.socketpair()
+    return SocketStream(first), SocketStream(second)
 
 
 class Peer:
     """The driver's end of a connection. After the driver's source, nothing is read before `start`."""
 
-    def __init__(self, stream: MemoryByteStream, *, boots: bool) -> None:
-        self.connection = DriverEnd()
+    def __init__(self, stream: SocketStream, *, boots: bool) -> None:
+        self.connection = DriverEnd(self._begin, self._on_message)
         self._stream = stream
         self._boots = boots
         self._started = anyio.Event()
-        self._put, self._messages = anyio.create_memory_object_stream[JsonObject](math.inf)
+        self._requests: dict[int, Request] = {}
+        self._messages = asyncio.Queue[JsonObject]()
         if not boots:
             self.start()
 
@@ -78,23 +57,30 @@ class Peer:
                 await reader.receive_exactly(int(size))
             await self._started.wait()
             while True:
-                for message in self.connection.receive(await reader.receive()):
-                    self._put.send_nowait(message)
+                self.connection.receive(await reader.receive())
                 await self.flush()
 
     def start(self) -> None:
         """Answer when the server attaches."""
         self._started.set()
 
+    def _begin(self, request: Request) -> None:
+        self._requests[request.id] = request
+        self._messages.put_nowait({"id": request.id, "method": request.method, "params": request.params})
+
+    def _on_message(self, message: JsonObject) -> None:
+        if "id" not in message:
+            self._messages.put_nowait(message)
+
     async def receive(self) -> JsonObject:
         """The client's next message."""
-        return await self._messages.receive()
+        return await self._messages.get()
 
     async def send(self, **message: Any) -> None:
         await self.send_payloads(payload(**message))
 
     async def send_payloads(self, *payloads: bytes) -> None:
-        """Send messages, which need not be JSON, at once."""
+        """Send what is no answer, and need not be JSON, at once."""
         for each in payloads:
             self.connection.send(each)
         await self.flush()
@@ -109,7 +95,8 @@ class Peer:
                 await self._stream.send(data)
 
     async def reply(self, request: JsonObject, result: Any) -> None:
-        await self.send(id=request["id"], result=result)
+        self._requests.pop(request["id"]).reply(result)
+        await self.flush()
 
     async def end(self) -> None:
         """End the stream that the client reads."""
@@ -118,20 +105,16 @@ class Peer:
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    async def replace_stream(self, stream: MemoryByteStream) -> None:
+    async def replace_stream(self, stream: SocketStream) -> None:
         """Use another stream from now on, for which `run` must be called again."""
         await self._stream.aclose()
         self.connection.stream_lost()
         self._stream = stream
         self._boots = False
 
-    def close(self) -> None:
-        self._put.close()
-        self._messages.close()
-
 
 @asynccontextmanager
-async def connection(*, boots: bool = False) -> AsyncGenerator[tuple[MemoryByteStream, Peer]]:
+async def connection(*, boots: bool = False) -> AsyncGenerator[tuple[SocketStream, Peer]]:
     """The client's stream and the peer at its other end. `boots`: the driver's source comes first."""
     client, driver = stream_pair()
     peer = Peer(driver, boots=boots)
@@ -142,7 +125,6 @@ async def connection(*, boots: bool = False) -> AsyncGenerator[tuple[MemoryByteS
         finally:
             await client.aclose()
             await driver.aclose()
-            peer.close()
 
 
 def payload(**message: Any) -> bytes:

@@ -213,7 +213,7 @@ async def long_reply_in_thread(link: DriverLink, peer: Peer, outcomes: list[Any]
         resume.wait(10)
         return "long"
 
-    link.send(link.new_request_id(), wire.CALL, {}, read, outcomes.append)
+    link.send(link.new_request_id(), wire.CALL, {"max_bytes": 1 << 20}, read, outcomes.append)
     await peer.reply(await peer.receive(), "x" * READ_IN_THREAD_BYTES)
     await reading.wait()
     return resume

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -236,13 +235,15 @@ async def test_driver_that_repeats_that_it_never_had_a_request_gets_it_once() ->
 
 @asynccontextmanager
 async def reattached(
-    *replies: bytes, unanswered: tuple[int, ...] = ()
+    *ids: int, replied: bool, unanswered: tuple[int, ...] = ()
 ) -> AsyncGenerator[tuple[DriverLink, Peer]]:
-    """A link to a driver that has these messages from the time of another server process."""
+    """A link to a driver that has these requests, or their replies, of another server process."""
     async with connection() as (stream, peer), background_tasks() as tasks:
-        for reply in replies:
-            peer.connection.send(reply)
-            peer.connection.used_ids.add(json.loads(reply)["id"])
+        for number in ids:
+            peer.connection.requests.receive(payload(id=number, method=wire.CALL, params={}))
+            request = await peer.receive()
+            if replied:
+                await peer.reply(request, {})
         link = DriverLink(
             ScriptedSandbox(stream), reconnect=ReconnectPolicy(60, 2), reattached=True, unanswered=unanswered
         )
@@ -254,25 +255,24 @@ async def reattached(
 async def done(link: DriverLink, peer: Peer) -> None:
     """Wait until the driver keeps no response any more: the next request says so."""
     send(link, wire.PING, {}, [])
-    await until(lambda: not peer.connection.responses)
+    await until(lambda: not peer.connection.requests.response_bytes)
 
 
 async def test_replies_that_nobody_waits_for_are_not_kept() -> None:
-    replies = [payload(id=OLD_ID + number, result={}) for number in range(3)]
-    async with reattached(*replies) as (_, peer):
-        await until(lambda: peer.connection.attachments and not peer.connection.responses)
+    async with reattached(OLD_ID, OLD_ID + 1, OLD_ID + 2, replied=True) as (_, peer):
+        assert peer.connection.requests.response_bytes
+        await until(lambda: peer.connection.attachments and not peer.connection.requests.response_bytes)
 
 
-@pytest.mark.parametrize("is_sent", [True, False], ids=["the reply is kept", "nothing has come"])
-async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_sent: bool) -> None:
-    reply = payload(id=OLD_ID, result=7)
-    async with reattached(*[reply] * is_sent, unanswered=(OLD_ID,)) as (link, peer):
+@pytest.mark.parametrize("replied", [True, False], ids=["the reply is kept", "it runs"])
+async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(replied: bool) -> None:
+    async with reattached(OLD_ID, replied=replied, unanswered=(OLD_ID,)) as (link, peer):
         await link.ready_or_closed.wait()
         await anyio.wait_all_tasks_blocked()
         link.cancel(OLD_ID)
         # It may still run.
         assert (await peer.receive())["params"] == {"id": OLD_ID}
-        if not is_sent:
-            await peer.send_payloads(reply)
-            await anyio.wait_all_tasks_blocked()
+        if not replied:
+            await peer.reply({"id": OLD_ID}, 7)
+            assert peer.connection.requests.response_bytes
         await done(link, peer)

@@ -18,7 +18,7 @@ from decathlon_sandbox import wire
 from decathlon_mcp.plugins import tunnels as tunnels_module
 from decathlon_mcp.plugins.tunnels import Dialer, Tunnels
 from decathlon_mcp.types import JsonObject
-from tests.driver_client.support import MemoryByteStream, stream_pair
+from tests.driver_client.support import stream_pair
 
 pytestmark = pytest.mark.anyio
 
@@ -172,7 +172,7 @@ async def test_number_of_tunnels_is_bounded(
     tunnels: Tunnels, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 2)
-    opened: list[MemoryByteStream] = []
+    opened: list[ByteStream] = []
 
     async def dial() -> ByteStream:
         theirs, ours = stream_pair()
