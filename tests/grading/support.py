@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import secrets
 import tarfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -105,21 +104,13 @@ class SandboxGrader:
 
     folder: Path
     provider: Provider
-    image: str | None = None
-    name: str = field(default_factory=lambda: f"rewards-{secrets.token_hex(4)}")
     networks: list[Network] = field(default_factory=list[Network])
-    numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @asynccontextmanager
     async def open(self, network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         self.networks.append(network)
-        spec = SandboxSpec(
-            name=f"{self.name}-{next(self.numbers)}",
-            command=BOOT_COMMAND,
-            root=PurePosixPath("/episode"),
-            image=self.image,
-            network=network,
-        )
+        name = f"rewards-{secrets.token_hex(4)}"
+        spec = SandboxSpec(name, BOOT_COMMAND, PurePosixPath("/episode"), network=network)
         async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
             yield sandbox, driver
 
@@ -145,7 +136,6 @@ class SandboxGrader:
         open_sandbox: OpenSandbox | None = None,
         deadline_seconds: float = 60,
         sealed: Path | None = None,
-        refused: Sequence[str] = (),
         in_place: bool = False,
     ) -> Verdict:
         common = self.folder / "common.tar"
@@ -159,7 +149,7 @@ class SandboxGrader:
             suite=suite,
             task=suite.tasks["paper"],
             open_sandbox=open_sandbox or self.open,
-            captured=CapturedWorkspace(archive, sealed, tuple(refused)),
+            captured=CapturedWorkspace(archive, sealed),
             common=common,
             deadline_seconds=deadline_seconds,
             log=suite_hooks(suite).evaluator_log,

@@ -9,13 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, cast
 
 import anyio
 import httpx2
 from anyio.abc import TaskGroup
-from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -31,22 +30,6 @@ from tests.probe.serving import Served
 
 SERVER = "server"
 """Name of the servers in the store."""
-ServeUntilLeft: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
-
-
-class _LeftApp(Starlette):
-    """An application without its lifespan, whose requests can be left. `serve`: see `serve_until_left`."""
-
-    def __init__(self, app: ASGIApp, serve: ServeUntilLeft) -> None:
-        super().__init__()
-        self._app = app
-        self._serve = serve
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await serve_lifespan(scope, receive, send)
-        else:
-            await self._serve(lambda: self._app(scope, receive, send))
 
 
 @dataclass
@@ -64,9 +47,6 @@ class Restartable:
     tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
-        self._ended = anyio.Event()
-        self._stop = anyio.Event()
-        self._stopped = anyio.Event()
         self._over: set[anyio.Event] = set()
 
     @property
@@ -74,35 +54,44 @@ class Restartable:
         return Served(f"http://127.0.0.1:{self.listener.getsockname()[1]}", self.registry, self.folder)
 
     async def start(self) -> None:
-        ready, self._stop, self._stopped, self._ended = (anyio.Event() for _ in range(4))
+        self._ended, self._stop, self._stopped = (anyio.Event() for _ in range(3))
         self.registry.shutdown.handing_over = False
         self.registry.shutdown.drained = anyio.Event()
         self.store.generation += 1
-        self.tasks.start_soon(self._serve, ready)
-        await ready.wait()
-
-    async def _serve(self, ready: anyio.Event) -> None:
-        app = http_app(self.registry, tokens=self.tokens)
-        served = anyio.Event()
+        app, running, ready = http_app(self.registry, tokens=self.tokens), anyio.Event(), anyio.Event()
 
         async def live() -> None:
             async with app.running():
-                served.set()
+                running.set()
                 await self._ended.wait()
 
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            """The application without its lifespan."""
+            if scope["type"] == "lifespan":
+                for event in ("startup", "shutdown"):
+                    await receive()
+                    await send({"type": f"lifespan.{event}.complete"})
+            else:
+                await self.serve_until_left(lambda: app(scope, receive, send))
+
+        async def drain() -> None:
+            self.registry.shutdown.drained.set()
+
+        async def serve() -> None:
+            await serve_http(
+                cast("Any", answer),
+                self.listener.dup(),
+                drain=drain,
+                on_ready=ready.set,
+                stop=self._stop,
+                events=self.registry.events,
+            )
+            self._stopped.set()
+
         self.tasks.start_soon(live)
-        await served.wait()
-        listener = self.listener.dup()
-        application = _LeftApp(app, self.serve_until_left)
-        await serve_http(
-            application,
-            listener,
-            drain=self._drain,
-            on_ready=ready.set,
-            stop=self._stop,
-            events=self.registry.events,
-        )
-        self._stopped.set()
+        await running.wait()
+        self.tasks.start_soon(serve)
+        await ready.wait()
 
     async def serve_until_left(self, run: Callable[[], Awaitable[None]]) -> None:
         """Serve a request until it is answered, or the server leaves it as one that is killed would.
@@ -124,9 +113,6 @@ class Restartable:
         await over.wait()
         self._over.discard(over)
 
-    async def _drain(self) -> None:
-        self.registry.shutdown.drained.set()
-
     async def stop(self, *, leaving_calls: bool = False) -> None:
         """End the server; its sessions stay in the store.
 
@@ -144,13 +130,6 @@ class Restartable:
     async def restart(self, *, leaving_calls: bool = False) -> None:
         await self.stop(leaving_calls=leaving_calls)
         await self.start()
-
-
-async def serve_lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI lifespan without anything to do."""
-    for event in ("startup", "shutdown"):
-        await receive()
-        await send({"type": f"lifespan.{event}.complete"})
 
 
 @asynccontextmanager
@@ -193,15 +172,9 @@ class RawSession:
         all_headers = {**ACCEPT, **headers}
         response = await http.post(url, json={**INITIALIZE, "params": params}, headers=all_headers)
         assert response.status_code == 200, response.text
-        session = cls(
-            http,
-            url,
-            {
-                **all_headers,
-                "mcp-session-id": response.headers["mcp-session-id"],
-                "mcp-protocol-version": version,
-            },
-        )
+        session_id = response.headers["mcp-session-id"]
+        session_headers = {"mcp-session-id": session_id, "mcp-protocol-version": version}
+        session = cls(http, url, {**all_headers, **session_headers})
         await session.notify("notifications/initialized")
         return session
 

@@ -6,14 +6,14 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from decathlon_mcp.driver.client import DriverClient, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.transfers import put_archive
 from decathlon_mcp.plugins.conformance.conformance import ROOT
 from decathlon_mcp.plugins.conformance.target import file_entry, pack
@@ -21,14 +21,14 @@ from decathlon_mcp.plugins.preload.forkable_programs import NotPythonError, prog
 from decathlon_mcp.plugins.preload.libraries import find_libraries
 from decathlon_mcp.plugins.preload.preloader import Preloader
 from decathlon_mcp.plugins.preload.preloads import Kind, Preloads
-from decathlon_mcp.sandboxes.base import Limits
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.host_files import HostFiles
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.conftest import skip_or_fail
 from tests.fakes.calls import call_server
-from tests.sandboxes.conftest import driver_spec, open_to_everyone
+from tests.sandboxes.conftest import open_to_everyone
 
 SERVERS = Path(__file__).with_name("servers")
 LIBRARIES = ("mcp.server.mcpserver", "mcp.server.stdio", "anyio._backends._asyncio")
@@ -77,8 +77,8 @@ class Machine:
     async def sandbox(self, *specs: dict[str, Any]) -> AsyncGenerator[tuple[NamespaceSandbox, DriverClient]]:
         """A sandbox with the test's servers, which are defined."""
         limits = Limits(memory_mib=1024, pids=100)
-        spec = driver_spec(f"test-{secrets.token_hex(4)}", limits=limits)
-        spec = replace(spec, merge_pages=self.merges)
+        name = f"test-{secrets.token_hex(4)}"
+        spec = SandboxSpec(name, BOOT_COMMAND, ROOT, limits=limits, merge_pages=self.merges)
         async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
             assert isinstance(sandbox, NamespaceSandbox)
             archive = pack(

@@ -1,22 +1,5 @@
-"""Fixtures of the tests of MCP."""
+"""The fixtures of the tests of MCP are those of the tests over HTTP."""
 
-from __future__ import annotations
+from tests.http.conftest import http, served
 
-from collections.abc import AsyncGenerator
-
-import httpx2
-import pytest
-
-from tests.probe.serving import Served, serving
-
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
-        yield served
-
-
-@pytest.fixture
-async def http() -> AsyncGenerator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=30) as http:
-        yield http
+__all__ = ["http", "served"]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +29,25 @@ from decathlon_mcp.driver.client import BOOT_COMMAND
 from decathlon_mcp.plugins.conformance.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL
 from decathlon_mcp.plugins.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
+from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
+from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.types import Network
 from tests.fakes.driver import FakeRun, RunReply
 from tests.fakes.provider import FakeMachine, FakeProvider
 from tests.probe.leftovers import processes_by_sandbox
-from tests.sandboxes.killed_server import host_provider, spec_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(ProviderUnderTest):
     """A provider under test, with what tests of one provider need besides."""
 
+    create: Callable[[str], Any]
+    """Makes a provider of an owner; it can be pickled, for servers that are killed."""
     engine: Any = None
     """`docker.APIClient`; None without an engine."""
     machine: FakeMachine | None = None
@@ -47,28 +60,39 @@ class Bench(ProviderUnderTest):
         limits: Limits | None = None,
     ) -> SandboxSpec:
         """A sandbox whose first process is the driver, unless another is given."""
-        return driver_spec(
-            f"{self.owner}-{secrets.token_hex(4)}",
-            command=command or BOOT_COMMAND,
-            image=image or self.image,
-            network=network,
-            limits=limits or Limits(memory_mib=512),
-        )
+        name = f"{self.owner}-{secrets.token_hex(4)}"
+        limits = limits or Limits(memory_mib=512)
+        return SandboxSpec(name, command or BOOT_COMMAND, ROOT, image or self.image, network, limits)
 
     def processes(self) -> Collection[str]:
         """The sandboxes without isolation that have a process on this machine."""
         return processes_by_sandbox(self.scratch / FOLDER).keys()
 
+    @asynccontextmanager
+    async def killed_server(
+        self,
+        specs: Sequence[SandboxSpec],
+        last_step: LastStep = "none",
+        *,
+        wait_for: str = "ready",
+        survival: int | None = None,
+    ) -> AsyncGenerator[Process]:
+        """A separate process that opens sandboxes. `wait_for`: what it must have reported.
 
-def driver_spec(
-    name: str,
-    *,
-    command: tuple[str, ...] = BOOT_COMMAND,
-    image: str | None = None,
-    network: Network = "none",
-    limits: Limits | None = None,
-) -> SandboxSpec:
-    return SandboxSpec(name, command, ROOT, image, network, limits or Limits())
+        `survival`: as in that program.
+        """
+        create, saved = partial(self.create, self.former_owner), self.scratch / "saved-by-server"
+        specs = [replace(spec, limits=Limits(memory_mib=512)) for spec in specs]
+        arguments = pickle.dumps((create, specs, last_step, saved, survival)).hex()
+        command = [sys.executable, "-m", "tests.sandboxes.killed_server", arguments]
+        async with await anyio.open_process(command, stderr=None) as server:
+            assert server.stdout is not None
+            reported = b""
+            while wait_for.encode() not in reported:
+                reported += await server.stdout.receive()
+            yield server
+            server.kill()
+            await server.wait()
 
 
 @contextmanager
@@ -86,20 +110,17 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
         bench = fake_bench(owner, folder)
     elif kind == "plain":
         bench = plain_bench(owner, folder)
-    elif kind == "namespaces":
-        bench = namespaces_bench(owner, folder)
-    elif kind == "networked":
-        assert (reason := why_no_own_network()) is None, reason
-        bench = namespaces_bench(owner, folder, network="outbound")
-    elif kind == "image":
-        bench = host_bench(owner, folder, image=request.getfixturevalue("unpacked_image"))
-    elif kind == "gvisor":
-        request.getfixturevalue("runsc")
-        bench = host_bench(owner, folder, image=request.getfixturevalue("unpacked_image"), kernel="gvisor")
-    else:
-        assert kind == "docker", kind
+    elif kind == "docker":
         engine, image = request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
         bench = docker_bench(owner, folder, engine, image)
+    else:
+        image = request.getfixturevalue("unpacked_image") if kind in ("image", "gvisor") else None
+        if kind == "gvisor":
+            request.getfixturevalue("runsc")
+        elif kind != "image":
+            reason = why_no_own_network() if kind == "networked" else why_unavailable()
+            assert reason is None, reason
+        bench = namespaces_bench(owner, folder, kind, image)
     async with bench.machine or nullcontext(), bench.provider:
         yield bench
         await bench.assert_nothing_left()
@@ -114,8 +135,10 @@ def fake_bench(owner: str, folder: Path) -> Bench:
     async def resources() -> Collection[str]:
         return list(machine.sandboxes)
 
+    create = partial(FakeProvider, machine=machine, run=run)
+
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
-        async with FakeProvider(former(owner), machine=machine, run=run) as server, AsyncExitStack() as stack:
+        async with create(former(owner)) as server, AsyncExitStack() as stack:
             for spec in specs:
                 sandbox = await stack.enter_async_context(server.open(spec))
                 if last_step == "pause":
@@ -124,15 +147,8 @@ def fake_bench(owner: str, folder: Path) -> Bench:
                     await sandbox.lose()
             server.die()
 
-    return bench_of(
-        owner,
-        folder,
-        lambda: FakeProvider(owner, machine=machine, run=run),
-        leave_behind=leave_behind,
-        resources=resources,
-        runs_commands=False,
-        machine=machine,
-    )
+    fields: dict[str, Any] = {"leave_behind": leave_behind, "runs_commands": False, "machine": machine}
+    return bench_of(owner, folder, create, resources, **fields)
 
 
 def plain_bench(owner: str, folder: Path) -> Bench:
@@ -141,28 +157,10 @@ def plain_bench(owner: str, folder: Path) -> Bench:
     async def resources() -> Collection[str]:
         return [*processes_by_sandbox(sandboxes), *(path.name for path in sandboxes.glob("*"))]
 
-    return bench_of(
-        owner,
-        folder,
-        lambda: host_provider(owner, sandboxes, "none"),
-        resources=resources,
-        host={"isolation": "none"},
-    )
+    return bench_of(owner, folder, partial(HostProvider, folder=sandboxes, isolation="none"), resources)
 
 
-def namespaces_bench(owner: str, folder: Path, *, network: Network = "none") -> Bench:
-    assert (reason := why_unavailable()) is None, reason
-    return host_bench(owner, folder, network=network)
-
-
-def host_bench(
-    owner: str,
-    folder: Path,
-    *,
-    image: str | None = None,
-    kernel: str | None = None,
-    network: Network = "none",
-) -> Bench:
+def namespaces_bench(owner: str, folder: Path, kind: str, image: str | None) -> Bench:
     sandboxes = folder / FOLDER
     parents = set(Hierarchies.of_this_process().by_limit.values())
 
@@ -170,97 +168,56 @@ def host_bench(
         groups = [str(path) for parent in parents for path in parent.glob(f"decathlon-{owner}-*")]
         return [*groups, *(path.name for path in sandboxes.glob("*"))]
 
-    return bench_of(
-        owner,
-        folder,
-        lambda: host_provider(owner, sandboxes, kernel=kernel),
-        resources=resources,
-        image=image,
-        network=network,
-        host={"kernel": kernel},
-    )
+    sandbox = GvisorSandbox if kind == "gvisor" else NamespaceSandbox
+    create = partial(HostProvider, folder=sandboxes, kernel=sandbox)
+    network = "outbound" if kind == "networked" else "none"
+    return bench_of(owner, folder, create, resources, image=image, network=network)
 
 
-def docker_bench(owner: str, folder: Path, engine: Any, image: str) -> Bench:
+def docker_bench(
+    owner: str,
+    folder: Path,
+    engine: Any,
+    image: str,
+    create: Callable[[str], Any] = DockerProvider,
+    **fields: Any,
+) -> Bench:
     async def resources() -> Collection[str]:
         labels = [f"{OWNER_LABEL}={owner}" for owner in (owner, former(owner))]
         found = [engine.containers(all=True, filters={"label": label}) for label in labels]
         return [container["Names"][0] for containers in found for container in containers]
 
-    return bench_of(
-        owner, folder, lambda: DockerProvider(owner), resources=resources, image=image, engine=engine
-    )
+    return bench_of(owner, folder, create, resources, image=image, engine=engine, **fields)
 
 
 def bench_of(
     owner: str,
     folder: Path,
-    create: Callable[[], Provider],
-    *,
-    host: Mapping[str, str | None] | None = None,
-    plugin: tuple[str, Sequence[str]] | None = None,
+    create: Callable[[str], Any],
+    resources: Callable[[], Awaitable[Collection[str]]],
     **fields: Any,
 ) -> Bench:
-    """A bench. Of the provider that its killed servers have, `host` are the arguments of `host_provider`,
-    and `plugin` the name and the options.
-    """
-
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
-        async with killed_server(
-            former(owner), folder, specs, last_step, host=host, wait_for="ready", plugin=plugin
-        ) as server:
-            server.kill()
-            await server.wait()
+        async with bench.killed_server(specs, last_step):
+            pass
 
     fields = {"leave_behind": leave_behind, **fields}
-    return Bench(
+    bench = Bench(
         owner=owner,
         former_owner=former(owner),
-        provider=create(),
-        create_second=create,
+        create=create,
+        provider=create(owner),
+        create_second=lambda: create(owner),
+        resources=resources,
         scratch=folder,
         **fields,
     )
+    return bench
 
 
 def former(owner: str) -> str:
     """Owner of the servers that are killed before the test's own."""
     return f"{owner}-former"
-
-
-@asynccontextmanager
-async def killed_server(
-    owner: str,
-    folder: Path,
-    specs: Sequence[SandboxSpec],
-    last_step: LastStep = "none",
-    *,
-    host: Mapping[str, str | None] | None = None,
-    wait_for: str,
-    plugin: tuple[str, Sequence[str]] | None = None,
-    survival: int | None = None,
-) -> AsyncGenerator[Process]:
-    """A separate process that opens sandboxes, in the folder that the bench's provider uses.
-
-    `host`: arguments of `host_provider`.
-    `wait_for`: what it must have reported, "opening" or "ready". `survival`: as in that program.
-    """
-    arguments = {
-        "owner": owner,
-        "folder": str(folder / FOLDER),
-        "host": host,
-        "specs": [spec_arguments(spec) for spec in specs],
-        "last_step": last_step,
-        "plugin": plugin,
-        "survival": survival,
-    }
-    command = [sys.executable, "-m", "tests.sandboxes.killed_server", json.dumps(arguments)]
-    async with await anyio.open_process(command, stderr=None) as server:
-        assert server.stdout is not None
-        reported = b""
-        while wait_for.encode() not in reported:
-            reported += await server.stdout.receive()
-        yield server
 
 
 @pytest.fixture

@@ -28,15 +28,19 @@ async def main(folder: str, script: str) -> None:
         sys.stdout.write((await receive_all(sandbox)).decode() + sandbox.log_tail)
 
 
+def become(user: int) -> None:
+    """Everything that is imported late must be by now, as that user may not read this Python's files."""
+    assert encodings.ascii
+    anyio.run(anyio.sleep, 0)
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+
+
 if __name__ == "__main__":
     folder, script, *user = sys.argv[1:]
-    assert encodings.ascii
-    # Everything that is imported late must be by now, as that user may not read this Python's files.
-    anyio.run(anyio.sleep, 0)
     if user:
-        os.setgroups([])
-        os.setgid(int(user[0]))
-        os.setuid(int(user[0]))
+        become(int(user[0]))
         sys.executable = "/usr/bin/python3"
         sys.prefix = sys.exec_prefix = sys.base_prefix = sys.base_exec_prefix = "/usr"
     anyio.run(main, folder, script)

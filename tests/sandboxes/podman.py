@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Collection, Generator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ from decathlon_mcp.plugins.conformance.first_processes import (
     FILL_MEMORY,
     memory_over_the_limit_is_the_cause_of_end,
 )
-from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL
 from decathlon_mcp.plugins.podman import API_VERSION, OWN_STACK, PodmanProvider
-from tests.sandboxes.conftest import Bench, bench_of, former
+from tests.sandboxes.conftest import Bench, docker_bench
 from tests.sandboxes.test_conformance import SLOW
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
@@ -113,22 +113,10 @@ async def podman(service: Service, tmp_path: Path) -> AsyncGenerator[Bench]:
     owner = f"test-{secrets.token_hex(4)}"
     engine: Any = docker.APIClient(base_url=f"unix://{service.socket}", version=API_VERSION)
 
-    async def resources() -> Collection[str]:
-        labels = [f"{OWNER_LABEL}={label}" for label in (owner, former(owner))]
-        found = [engine.containers(all=True, filters={"label": label}) for label in labels]
-        return [container["Names"][0] for containers in found for container in containers]
-
     # A machine without the program is not ready for the default network.
     network = OWN_STACK if shutil.which(OWN_STACK) else "podman"
-    bench = bench_of(
-        owner,
-        tmp_path,
-        lambda: PodmanProvider(owner, socket=service.socket, network=network),
-        resources=resources,
-        image=service.image,
-        survives=False,
-        plugin=("podman", (f"socket={service.socket}",)),
-    )
+    create = partial(PodmanProvider, socket=service.socket, network=network)
+    bench = docker_bench(owner, tmp_path, engine, service.image, create, survives=False)
     async with bench.provider:
         yield bench
         await bench.assert_nothing_left()

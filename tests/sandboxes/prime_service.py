@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -61,6 +62,9 @@ class Machine:
     def alive(self) -> bool:
         return self.status in ("PENDING", "RUNNING")
 
+    def path(self, inside: str) -> Path:
+        return Path(f"/proc/{self.pid}/root{inside}")
+
 
 class PrimeService:
     """The stand-in, in a thread of its own while it is entered. `machines` by id."""
@@ -69,39 +73,39 @@ class PrimeService:
         self.messages = messages
         self.machines: dict[str, Machine] = {}
         self.creation_seconds = 0.0
-        self.created_by_key: dict[str, str] = {}
+        self.created_by_key: dict[str, Machine] = {}
         self._failures: dict[str, list[int]] = defaultdict(list)
         self._cuts: dict[str, int] = defaultdict(int)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: set[asyncio.Event] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        sandbox = "/api/v1/sandbox"
-        gateway = "/g/ns/{job}"
-        connect = f"{gateway}/command_session.CommandSession"
+        sandbox, gateway = "/api/v1/sandbox", "/g/ns/{id}"
+        session = f"{gateway}/command_session.CommandSession"
         routes = [
-            Route(sandbox, self.create, methods=["POST"]),
-            Route(sandbox, self.list, methods=["GET"]),
-            Route(sandbox, self.bulk_delete, methods=["DELETE"]),
-            Route(f"{sandbox}/status:batchGet", self.statuses, methods=["POST"]),
-            Route(f"{sandbox}/{{id}}", self.get, methods=["GET"]),
-            Route(f"{sandbox}/{{id}}", self.delete, methods=["DELETE"]),
-            Route(f"{sandbox}/{{id}}/auth", self.auth, methods=["POST"]),
-            Route(f"{sandbox}/{{id}}/egress-policy", self.egress, methods=["GET"]),
-            Route(f"{sandbox}/{{id}}/error-context", self.error_context, methods=["GET"]),
-            Route(f"{gateway}/upload", self.upload, methods=["POST"]),
-            Route(f"{gateway}/download", self.download, methods=["GET"]),
-            Route(f"{connect}/Start", self.start_command, methods=["POST"]),
-            Route(f"{connect}/SendInput", self.send_input, methods=["POST"]),
-            Route(f"{connect}/SendSignal", self.send_signal, methods=["POST"]),
+            Route(path, handler, methods=[method])
+            for method, path, handler in (
+                ("POST", sandbox, self.create),
+                ("GET", sandbox, self.list),
+                ("DELETE", sandbox, self.bulk_delete),
+                ("POST", f"{sandbox}/status:batchGet", self.statuses),
+                ("GET", f"{sandbox}/{{id}}", self.get),
+                ("DELETE", f"{sandbox}/{{id}}", self.delete),
+                ("POST", f"{sandbox}/{{id}}/auth", self.auth),
+                ("GET", f"{sandbox}/{{id}}/egress-policy", self.egress),
+                ("GET", f"{sandbox}/{{id}}/error-context", self.error_context),
+                ("POST", f"{gateway}/upload", self.upload),
+                ("GET", f"{gateway}/download", self.download),
+                ("POST", f"{session}/Start", self.start_command),
+                ("POST", f"{session}/SendInput", self.send_input),
+                ("POST", f"{session}/SendSignal", self.send_signal),
+            )
         ]
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        config = uvicorn.Config(Starlette(routes=routes), log_level="critical", lifespan="off", ws="none")
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _refusal})
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -162,18 +166,21 @@ class PrimeService:
 
     # The platform
 
-    def _failure(self, operation: str) -> Response | None:
-        self._cut_due(operation)
-        if not self._failures[operation]:
-            return None
-        status = self._failures[operation].pop(0)
-        headers = {"Retry-After": "1"} if status == 429 else {}
-        return JSONResponse({"detail": f"made to fail with {status}"}, status, headers)
-
-    def _cut_due(self, operation: str) -> None:
+    def _fail_or_cut(self, operation: str) -> None:
+        """Do what a test wants of the next request for an operation."""
         if self._cuts[operation]:
             self._cuts[operation] -= 1
             self._cut_streams()
+        if self._failures[operation]:
+            status = self._failures[operation].pop(0)
+            headers = {"Retry-After": "1"} if status == 429 else {}
+            raise HTTPException(status, f"made to fail with {status}", headers)
+
+    def _machine(self, request: Request) -> Machine:
+        """The sandbox in a request's path."""
+        if (machine := self.machines.get(request.path_params["id"])) is None:
+            raise HTTPException(404, "not found")
+        return machine
 
     def _facts(self, machine: Machine) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat()
@@ -198,19 +205,15 @@ class PrimeService:
     async def create(self, request: Request) -> Response:
         values = await request.json()
         if request.headers.get("authorization") != f"Bearer {KEY}":
-            return JSONResponse({"detail": "bad key"}, 401)
-        if failure := self._failure("create"):
-            return failure
+            raise HTTPException(401, "bad key")
+        self._fail_or_cut("create")
         key = values["idempotency_key"]
         if key not in self.created_by_key:
-            machine = Machine(secrets.token_hex(8), values)
+            machine = self.created_by_key[key] = Machine(secrets.token_hex(8), values)
             self.machines[machine.id] = machine
-            self.created_by_key[key] = machine.id
             self._in_background(self._start(machine))
-        # As if the answer was lost.
-        if failure := self._failure("created"):
-            return failure
-        return JSONResponse(self._facts(self.machines[self.created_by_key[key]]))
+        self._fail_or_cut("created")  # as if the answer was lost
+        return JSONResponse(self._facts(self.created_by_key[key]))
 
     async def _start(self, machine: Machine) -> None:
         await asyncio.sleep(self.creation_seconds)
@@ -237,8 +240,7 @@ class PrimeService:
                 os.kill(machine.pid, signal.SIGKILL)
 
     async def list(self, request: Request) -> Response:
-        if failure := self._failure("list"):
-            return failure
+        self._fail_or_cut("list")
         wanted, page = request.query_params.getlist("labels"), int(request.query_params["page"])
         per_page = int(request.query_params["per_page"])
         # Any of the labels: the more difficult of the two readings.
@@ -260,19 +262,14 @@ class PrimeService:
         found = [{"sandbox_id": machine.id, "status": machine.status} for machine in known]
         return JSONResponse({"statuses": found, "errors": []})
 
-    def _machine(self, request: Request) -> Machine | None:
-        return self.machines.get(request.path_params.get("id") or request.path_params["job"])
-
     async def get(self, request: Request) -> Response:
-        machine = self._machine(request)
-        return JSONResponse(self._facts(machine)) if machine else JSONResponse({"detail": "not found"}, 404)
+        return JSONResponse(self._facts(self._machine(request)))
 
     async def delete(self, request: Request) -> Response:
-        if failure := self._failure("delete"):
-            return failure
+        self._fail_or_cut("delete")
         machine = self._machine(request)
-        if machine is None or not machine.alive:
-            return JSONResponse({"detail": "not found"}, 404)
+        if not machine.alive:
+            raise HTTPException(404, "not found")
         self._end(machine, "TERMINATED")
         return JSONResponse({"status": "ok"})
 
@@ -283,92 +280,58 @@ class PrimeService:
         return JSONResponse({"succeeded": ids, "failed": [], "message": ""})
 
     async def auth(self, request: Request) -> Response:
-        if failure := self._failure("auth"):
-            return failure
+        self._fail_or_cut("auth")
         machine = self._machine(request)
-        if machine is None:
-            return JSONResponse({"detail": "not found"}, 404)
         machine.token = machine.token or secrets.token_hex(8)
-        return JSONResponse(
-            {
-                "gateway_url": f"{self.url}/g",
-                "user_ns": "ns",
-                "job_id": machine.id,
-                "token": machine.token,
-                "expires_at": "2099-01-01T00:00:00Z",
-                "is_vm": True,
-            }
-        )
+        access = {"gateway_url": f"{self.url}/g", "user_ns": "ns", "job_id": machine.id, "is_vm": True}
+        return JSONResponse({**access, "token": machine.token, "expires_at": "2099-01-01T00:00:00Z"})
 
     async def egress(self, request: Request) -> Response:
         machine = self._machine(request)
-        if machine is None:
-            return JSONResponse({"detail": "not found"}, 404)
         # Applied from the second question on.
         machine.policy_questions += 1
-        return JSONResponse(
-            {
-                "policy": {"allowlist": machine.request.get("network_allowlist"), "denylist": None},
-                "generation": 1,
-                "applied_generation": 1,
-                "applied": machine.policy_questions > 1,
-            }
-        )
+        policy = {"allowlist": machine.request.get("network_allowlist"), "denylist": None}
+        applied = {"generation": 1, "applied_generation": 1, "applied": machine.policy_questions > 1}
+        return JSONResponse({"policy": policy, **applied})
 
     async def error_context(self, request: Request) -> Response:
-        machine = self._machine(request)
-        return JSONResponse({"status": machine.status if machine else None})
+        return JSONResponse({"status": self._machine(request).status})
 
     # The gateway
 
-    def _denied(self, request: Request, operation: str) -> Response | None:
+    def _admitted(self, request: Request, operation: str) -> Machine:
+        """The sandbox of a request with its token."""
+        self._fail_or_cut(operation)
         machine = self._machine(request)
-        if failure := self._failure(operation):
-            return failure
-        token = request.headers.get("authorization")
-        if machine is None or not machine.alive:
-            return JSONResponse({"code": "not_found", "message": "sandbox is gone"}, 404)
-        if not machine.token or token != f"Bearer {machine.token}":
-            return JSONResponse({"code": "unauthenticated", "message": "token"}, 401)
-        return None
-
-    def _file(self, request: Request) -> Path:
-        machine = self._machine(request)
-        assert machine is not None
-        return Path(f"/proc/{machine.pid}/root{request.query_params['path']}")
+        if not machine.alive:
+            raise HTTPException(404, "sandbox is gone")
+        if not machine.token or request.headers.get("authorization") != f"Bearer {machine.token}":
+            raise HTTPException(401, "token")
+        return machine
 
     async def upload(self, request: Request) -> Response:
-        if denied := self._denied(request, "upload"):
-            return denied
+        machine, path = self._admitted(request, "upload"), request.query_params["path"]
         async with request.form() as form:
             file: Any = form["file"]
             content = await file.read()
-        self._file(request).write_bytes(content)
-        return JSONResponse(
-            {
-                "success": True,
-                "path": request.query_params["path"],
-                "size": len(content),
-                "timestamp": datetime.now(UTC).isoformat(),
-            }
-        )
+        machine.path(path).write_bytes(content)
+        now = datetime.now(UTC).isoformat()
+        return JSONResponse({"success": True, "path": path, "size": len(content), "timestamp": now})
 
     async def download(self, request: Request) -> Response:
-        if denied := self._denied(request, "download"):
-            return denied
-        return Response(self._file(request).read_bytes())
+        path = request.query_params["path"]
+        return Response(self._admitted(request, "download").path(path).read_bytes())
 
     async def start_command(self, request: Request) -> Response:
-        if denied := self._denied(request, "Start"):
-            return denied
-        machine = self._machine(request)
-        assert machine is not None
+        machine = self._admitted(request, "Start")
         body = await request.body()
         message = self.messages.StartRequest()
         message.ParseFromString(body[ENVELOPE.size :])
         key = message.session_uuid or secrets.token_hex(8)
-        session = machine.sessions.get(key)
-        if session is None:
+        output: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(16)
+        if key in machine.sessions:
+            machine.sessions[key].outputs.add(output)
+        else:
             command = message.command
             process = await asyncio.create_subprocess_exec(
                 "nsenter",
@@ -383,14 +346,10 @@ class PrimeService:
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
-            session = machine.sessions[key] = Session(process)
-            output: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(16)
-            session.outputs.add(output)
-            self._in_background(self._pump(session))
-        else:
-            output = asyncio.Queue(16)
-            session.outputs.add(output)
-        return StreamingResponse(self._events(session, output), media_type="application/connect+proto")
+            machine.sessions[key] = Session(process, outputs={output})
+            self._in_background(self._pump(machine.sessions[key]))
+        events = self._events(machine.sessions[key], output)
+        return StreamingResponse(events, media_type="application/connect+proto")
 
     async def _pump(self, session: Session) -> None:
         async def copy(kind: str, stream: asyncio.StreamReader | None) -> None:
@@ -446,39 +405,38 @@ class PrimeService:
         encoded = message.SerializeToString()
         return ENVELOPE.pack(0, len(encoded)) + encoded
 
-    def _session(self, request: Request, message: Any) -> Session | None:
-        machine = self._machine(request)
-        assert machine is not None
-        return machine.sessions.get(message.session.session_uuid)
-
     async def send_input(self, request: Request) -> Response:
-        if denied := self._denied(request, "SendInput"):
-            return denied
-        message = self.messages.SendInputRequest()
+        machine, message = self._admitted(request, "SendInput"), self.messages.SendInputRequest()
         message.ParseFromString(await request.body())
-        session = self._session(request, message)
+        session = machine.sessions.get(message.session.session_uuid)
         if session is None or session.exit is not None or session.process.stdin is None:
-            return JSONResponse({"code": "not_found", "message": "no such process"}, 404)
+            raise HTTPException(404, "no such process")
         if message.input_uuid not in session.inputs:
             session.inputs.add(message.input_uuid)
             try:
                 session.process.stdin.write(message.input.stdin)
                 await session.process.stdin.drain()
             except OSError:
-                return JSONResponse({"code": "not_found", "message": "it has ended"}, 404)
+                raise HTTPException(404, "it has ended") from None
         return Response(b"", media_type="application/proto")
 
     async def send_signal(self, request: Request) -> Response:
-        if denied := self._denied(request, "SendSignal"):
-            return denied
-        message = self.messages.SendSignalRequest()
+        machine, message = self._admitted(request, "SendSignal"), self.messages.SendSignalRequest()
         message.ParseFromString(await request.body())
-        session = self._session(request, message)
+        session = machine.sessions.get(message.session.session_uuid)
         if session is not None and session.exit is None:
             # nsenter waits for the program.
             for program in _children(session.process.pid):
                 os.kill(program, message.signal)
         return Response(b"", media_type="application/proto")
+
+
+def _refusal(request: Request, error: Exception) -> Response:
+    """An error of the platform, and of the gateway, which speaks Connect."""
+    assert isinstance(error, HTTPException)
+    code = {401: "unauthenticated", 404: "not_found"}.get(error.status_code)
+    body = {"detail": error.detail, "code": code, "message": error.detail}
+    return JSONResponse(body, error.status_code, error.headers)
 
 
 def _program(bwrap: int) -> int:

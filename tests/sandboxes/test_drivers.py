@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
 import pytest
 
 from decathlon_mcp.driver.client import connect
-from tests.sandboxes.conftest import Bench, killed_server
+from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
 
@@ -38,17 +36,13 @@ async def test_connecting_that_is_cancelled_at_any_moment_leaves_nothing(real: B
     indirect=True,
 )
 @pytest.mark.slow
-async def test_sweep_after_a_server_that_was_killed_at_any_moment_leaves_nothing(
-    real: Bench, tmp_path: Path
-) -> None:
+async def test_sweep_after_a_server_that_was_killed_at_any_moment_leaves_nothing(real: Bench) -> None:
     """Sandboxes that survive, and none of another owner's."""
     async with real.provider.open(real.new_spec()) as other:
         for step in range(6):
             specs = [real.new_spec(survives=True) for _ in range(4)]
-            async with killed_server(real.former_owner, tmp_path, specs, wait_for="opening") as server:
+            async with real.killed_server(specs, wait_for="opening"):
                 await anyio.sleep(step * (0.004 if real.engine is None else 0.1))
-                server.kill()
-                await server.wait()
             # The engine may still be creating a container that the dead server has requested.
             while len(await real.resources()) > 1 + (real.engine is None):
                 await real.provider.sweep(real.former_owner)

@@ -26,12 +26,13 @@ from decathlon_mcp.plugins.gvisor.runsc import (
     inside_command,
     runsc_version,
 )
+from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.sandbox_folder import LEADER_FILE, living_sandboxes, read_process
-from tests.sandboxes.conftest import Bench, killed_server
-from tests.sandboxes.killed_server import host_provider
+from tests.sandboxes.conftest import Bench
 from tests.sandboxes.test_bubblewrap import REFUSED_CALLS, output_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -68,13 +69,9 @@ async def test_sandboxes_of_a_killed_server_end_after_their_survival_time(
     specs = [replace(gvisor.new_spec(survives=True), command=BOOT_COMMAND) for _ in range(2)]
     names = {spec.name for spec in specs}
     owner, folder = gvisor.former_owner, gvisor.scratch / FOLDER
-    async with killed_server(
-        owner, gvisor.scratch, specs, last_step, host={"kernel": "gvisor"}, wait_for="ready", survival=2
-    ) as server:
+    async with gvisor.killed_server(specs, last_step, survival=2):
         leaders = [read_process(folder / name, LEADER_FILE) for name in names]
         namespaces = user_namespaces(*(str(leader.pid) for leader in leaders if leader is not None))
-        server.kill()
-        await server.wait()
     assert living_sandboxes(folder, owner) == dict.fromkeys(names, True)
     with anyio.fail_after(60):
         while namespaces & user_namespaces():  # noqa: ASYNC110  (nothing reports it)
@@ -164,7 +161,7 @@ async def test_missing_program_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProviderUnavailableError, match="no runsc on the PATH: install runsc"):
         find_runsc()
-    async with host_provider("owner", tmp_path, kernel="gvisor") as provider:
+    async with HostProvider("owner", tmp_path, kernel=GvisorSandbox) as provider:
         (found,) = await provider.check("/images/mine")
     assert found.cure.startswith("install runsc of 2024-07-29 or later")
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Collection, Generator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -62,14 +63,8 @@ async def prime(service: PrimeService, tmp_path: Path) -> AsyncGenerator[Bench]:
         owners = [f"{OWNER_LABEL}={label}" for label in (owner, former(owner))]
         return [machine.id for machine in service.living(*owners)]
 
-    bench = bench_of(
-        owner,
-        tmp_path,
-        lambda: PrimeProvider(owner, tmp_path / "prime", PrimeOptions(per_minute=6000)),
-        resources=resources,
-        image="image-of-the-stand-in",
-        plugin=("prime", ("per_minute=6000",)),
-    )
+    create = partial(PrimeProvider, folder=tmp_path / "prime", options=PrimeOptions(per_minute=6000))
+    bench = bench_of(owner, tmp_path, create, resources, image="image-of-the-stand-in")
     async with bench.provider:
         yield bench
         await bench.assert_nothing_left()

@@ -5,14 +5,14 @@ Prints "all passed", or the checks that failed.
 
 from __future__ import annotations
 
-import encodings.ascii
 import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -23,11 +23,14 @@ from decathlon_mcp.plugins.conformance import (
     snapshots,
     survival,
 )
-from decathlon_mcp.plugins.conformance.conformance import LastStep, ProviderUnderTest
+from decathlon_mcp.plugins.conformance.conformance import ProviderUnderTest
 from decathlon_mcp.plugins.conformance.target import download, receive_all, receive_line
-from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
+from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
+from decathlon_mcp.sandboxes.base import Limits
 from decathlon_mcp.sandboxes.capabilities import snapshots_of
-from tests.sandboxes.killed_server import host_provider
+from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
+from decathlon_mcp.sandboxes.host.provider import HostProvider
+from tests.sandboxes.networked import become
 
 USER = 1_000_000
 CHECKS = (
@@ -52,16 +55,15 @@ async def main(kind: str, image: str, folder: Path) -> None:
     async def resources() -> Collection[str]:
         return [path.name for path in sandboxes.glob("*")]
 
-    async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
-        raise NotImplementedError
-
-    provider = host_provider(owner, sandboxes, kernel="gvisor" if kind == "gvisor" else None)
+    sandbox = GvisorSandbox if kind == "gvisor" else NamespaceSandbox
+    provider = HostProvider(owner, sandboxes, kernel=sandbox)
+    unused: Any = None
     target = ProviderUnderTest(
         owner=owner,
         provider=provider,
         create_second=lambda: provider,
         former_owner=owner,
-        leave_behind=leave_behind,
+        leave_behind=unused,
         resources=resources,
         scratch=folder,
         image=image,
@@ -115,12 +117,7 @@ except BlockingIOError:
 
 
 if __name__ == "__main__":
-    # Everything that is imported late must be by now, as that user may not read this Python's files.
-    assert encodings.ascii
-    anyio.run(anyio.sleep, 0)
     if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(USER)
-        os.setuid(USER)
+        become(USER)
     with tempfile.TemporaryDirectory() as scratch:
         anyio.run(main, sys.argv[1], sys.argv[2], Path(scratch))
