@@ -22,8 +22,7 @@ from decathlon_mcp.plugins.branches.branches import branches_of
 from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import RequestKeys
 from tests.branches.starting import is_exact, start_with
-from tests.episodes.calling import make_call
-from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
+from tests.episodes.environment import ended, exits_with, hang, make_call, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider, SavingFakeProvider
 

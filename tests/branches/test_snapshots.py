@@ -26,8 +26,7 @@ from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.branches.starting import is_exact, start_with
 from tests.driver.peer import until
-from tests.episodes.calling import make_call
-from tests.episodes.environment import exits_with, running_registry, suite_with
+from tests.episodes.environment import exits_with, make_call, running_registry, suite_with
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeSandbox, SavingFakeProvider
 from tests.probe.serving import SUITE

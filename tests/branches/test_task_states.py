@@ -19,8 +19,8 @@ from decathlon_mcp.errors import SetUpError, SnapshotError
 from decathlon_mcp.plugins.branches import prepared as task_states
 from decathlon_mcp.sandboxes.capabilities import Snapshot
 from tests.branches.starting import start_with
-from tests.episodes.calling import make_call
-from tests.episodes.environment import ended, running_registry, suite_with
+from tests.driver.peer import until
+from tests.episodes.environment import ended, make_call, running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeSandbox, SavingFakeProvider
 
@@ -60,9 +60,7 @@ class Machine:
 
     async def has_begun(self, count: int) -> None:
         """Wait until preprocess has begun so many times."""
-        with anyio.fail_after(10):
-            while self.preprocessed < count:  # noqa: ASYNC110  (nothing announces it)
-                await anyio.sleep(0.001)
+        await until(lambda: self.preprocessed >= count)
 
     @asynccontextmanager
     async def registry(self, folder: Path, **settings: Any) -> AsyncGenerator[EpisodeRegistry]:

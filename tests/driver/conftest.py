@@ -39,26 +39,15 @@ ON_OLDEST = (
 
 def find_python(version: str) -> str | None:
     """Path of a Python of that minor version, from the PATH or from pyenv."""
-    on_path = [shutil.which(f"python{version}"), shutil.which("python3")]
-    in_pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3"))
-    for candidate in [*on_path, *map(str, in_pyenv)]:
-        if candidate is not None:
-            candidate_version, executable = _version_and_executable(candidate)
-            if candidate_version == version:
-                return executable
-    return None
-
-
-def _version_and_executable(python: str) -> tuple[str, str]:
     # The Python on the PATH can be a wrapper script, so it is asked for the real executable.
-    process = subprocess.run(
-        [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    version, _, executable = process.stdout.strip().partition(" ")
-    return version, executable
+    program = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+    in_pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3"))
+    for candidate in filter(None, [shutil.which(f"python{version}"), shutil.which("python3"), *in_pyenv]):
+        process = subprocess.run([candidate, "-c", program], capture_output=True, text=True, check=False)
+        found, _, executable = process.stdout.strip().partition(" ")
+        if found == version:
+            return executable
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks

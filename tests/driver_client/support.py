@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
@@ -17,7 +17,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_sandbox import wire
 from decathlon_sandbox.driver_requests import Request
 
-from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -144,6 +143,9 @@ class ScriptedSandbox:
     )
     out_of_memory: bool = False
     image_digest: str | None = None
+    put: Any = None
+    get: Any = None
+    pause: Any = None
 
     @property
     def root(self) -> PurePosixPath:
@@ -157,12 +159,3 @@ class ScriptedSandbox:
 
     async def is_running(self) -> bool:
         return self.cause is None
-
-    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
-        raise NotImplementedError
-
-    async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        raise NotImplementedError
-
-    async def pause(self) -> None:
-        raise NotImplementedError

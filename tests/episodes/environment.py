@@ -17,7 +17,9 @@ import yaml
 
 from decathlon_mcp.app import create_registry, create_sandbox_factory, create_tool_lists
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
+from decathlon_mcp.episodes.call import Waiter
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -105,6 +107,18 @@ async def running_registry(
 def is_idle(episode: Episode) -> bool:
     """Whether no request keeps the episode from ending for idleness."""
     return episode.lease.deadline <= time.monotonic() + episode.spec.limits.idle_seconds
+
+
+async def make_call(
+    episode: Episode, name: str, params: CallParams, *, waiter: Waiter | None = None
+) -> Reply:
+    """Call a tool without a client and return the reply. Raises what `accept` and `reply_of` raise."""
+    waiter = waiter or Waiter()
+    call = await episode.calls.accept(name, params, waiter)
+    try:
+        return await episode.calls.reply_of(call, waiter)
+    finally:
+        call.remove(waiter, handed_over=True)
 
 
 async def ended(episode: Episode) -> None:

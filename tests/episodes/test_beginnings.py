@@ -17,8 +17,7 @@ from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError, DecathlonError, SetUpError
 from decathlon_mcp.hooks import Plugin
 from decathlon_mcp.protocol.lobby_tools import StartEpisode
-from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
+from tests.episodes.environment import TOOLS, ended, exits_with, make_call, running_registry
 from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio

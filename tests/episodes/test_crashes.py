@@ -42,8 +42,7 @@ from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import trajectory as trajectory_module
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject
-from tests.episodes.calling import make_call
-from tests.episodes.environment import sandbox_factory
+from tests.episodes.environment import make_call, sandbox_factory
 from tests.fakes.provider import FakeProvider
 from tests.forks import in_fork
 from tests.storage.trajectories import events

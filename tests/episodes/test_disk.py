@@ -24,8 +24,7 @@ from decathlon_mcp.sandboxes.capabilities import Usage
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.disks import failing_disk, small_disk
 from tests.driver.peer import until
-from tests.episodes.calling import make_call
-from tests.episodes.environment import ended, exits_with, running_registry
+from tests.episodes.environment import ended, exits_with, make_call, running_registry
 from tests.fakes.driver import FakeCall, Faults
 from tests.fakes.provider import FakeProvider
 

@@ -12,8 +12,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import runner as runner_module
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
+from tests.episodes.environment import TOOLS, ended, exits_with, make_call, running_registry
 from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio

@@ -53,8 +53,7 @@ from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.storage.trajectory import LoggedCalls, RequestKeys, Trajectory
 from decathlon_mcp.types import JsonObject, public_id
 from tests.driver.peer import until
-from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory
+from tests.episodes.environment import TOOLS, ended, exits_with, make_call, sandbox_factory
 from tests.fakes.driver import FakeCall, Handler
 from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
 

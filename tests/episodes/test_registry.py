@@ -16,8 +16,7 @@ from decathlon_mcp.errors import (
     SuiteError,
     UnknownEpisodeError,
 )
-from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
+from tests.episodes.environment import TOOLS, ended, exits_with, make_call, running_registry, suite_with
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
 

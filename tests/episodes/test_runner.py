@@ -29,11 +29,11 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_tools import KeptTools
-from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
     ended,
     exits_with,
+    make_call,
     running_registry,
     sandbox_factory,
     suite_with,

@@ -119,7 +119,7 @@ async def test_an_episode_that_loses_a_service_is_lost_too(tmp_path: Path) -> No
         await episode.ready()
         service, agent = provider.opened
         assert [sandbox.spec.name.rpartition("-")[2] for sandbox in (service, agent)] == ["1", "agent"]
-        await service.end()
+        await service.lose()
         await ended(episode)
         assert episode.state.ending is Ending.SANDBOX_LOST
 

@@ -18,12 +18,13 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
-from tests.episodes.calling import make_call
+from tests.driver.peer import until
 from tests.episodes.environment import (
     TOOLS,
     echo,
     ended,
     exits_with,
+    make_call,
     running_registry,
     sandbox_factory,
     suite_with,
@@ -123,9 +124,7 @@ async def test_servers_ahead_start_without_a_call_while_no_tool_is_called(tmp_pa
     async with scene(tmp_path, tools=tools, servers="ahead") as on:
         await on.play()
         await on.ready()
-        with anyio.fail_after(20):
-            while on.provider.starts != ["probe", "second"]:  # noqa: ASYNC110  (the fake has no event for it)
-                await anyio.sleep(0.01)
+        await until(lambda: on.provider.starts == ["probe", "second"])
         on.provider.starts.clear()
         # Holds the place of starts ahead, so that the call begins first.
         async with anyio.create_task_group() as tasks:

@@ -107,6 +107,8 @@ class FakeRun:
     argv: tuple[str, ...]
     cwd: str
     tree: Tree
+    leave: bool
+    """Whether what the process has started goes on after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ class FakeDriver:
 
     async def _run_process(self, params: Json) -> Json:
         leave = bool(params.get("leave"))
-        request = FakeRun(tuple(params["argv"]), params["cwd"], self._tree)
+        request = FakeRun(tuple(params["argv"]), params["cwd"], self._tree, leave)
         try:
             result = self._process_handler(request)
             reply = await result if inspect.isawaitable(result) else result

@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
 import anyio
-from anyio import CancelScope
+from anyio import AsyncContextManagerMixin, CancelScope
 from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import ArchiveSource
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import BOOT_COMMAND
 from decathlon_mcp.errors import (
     BadRequestError,
@@ -40,20 +41,11 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, check_folder, finding
 from decathlon_mcp.sandboxes.capabilities import Snapshot, Usage
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
-from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
+from tests.fakes.driver import FakeDriver, FakeProbe, Faults, ProcessExit, Run, Tools
 from tests.fakes.tree import Tree
 
 _CAUSE_SECONDS = 2.0
 SAVED_FILE = "saved"
-
-
-def _succeed(request: FakeRun) -> int:
-    return 0
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
 
 
 def _digest(image: str | None) -> str | None:
@@ -126,19 +118,29 @@ class ProcessStream(ByteStream):
             await attached.aclose()
 
 
-class FakeContainer:
-    """What a machine has of one sandbox, whichever provider has it open."""
+class FakeSandbox:
+    """Implements `base.Sandbox`, for the server that opened it and for those that take it back.
 
-    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, saved_tree: Tree | None = None) -> None:
-        self.owner = owner
+    Tests can read and write its file system, `tree`.
+    """
+
+    log_tail = ""
+
+    def __init__(self, provider: FakeProvider, spec: SandboxSpec, faults: Faults, saved: Tree | None) -> None:
+        self.owner = provider.owner
+        self.provider = provider
         self.spec = spec
+        self.root = spec.root
+        self.image_digest = _digest(spec.image)
         self.faults = faults
-        self.process_stream = ProcessStream(survives=spec.survives)
-        self.tree = Tree(saved_tree)
+        self.tree = Tree(saved)
         self.tree.make(spec.root)
+        self.stream: ByteStream = EndedStream()
+        self.process_stream = ProcessStream(survives=spec.survives)
         self.first_process: FakeDriver | FakeProbe | None = None
         self.exit: ProcessExit | None = None
         self.paused = False
+        self.closed = False
         self.finished = anyio.Event()
         self._process = CancelScope()
 
@@ -153,137 +155,99 @@ class FakeContainer:
                 await self.process_stream.aclose()
             self.finished.set()
 
-    async def stop(self, exit_: ProcessExit | None = None) -> None:
-        """Stop the first process, for good. `exit_`: how it ended."""
-        self.exit = self.exit or exit_
+    async def stop(self) -> None:
+        """Stop the first process, for good."""
         self._process.cancel()
         with CancelScope(shield=True):
             await self.finished.wait()
 
-
-class FakeSandbox:
-    """Implements `base.Sandbox`. Tests can read and write its file system, `tree`."""
-
-    log_tail = ""
-
-    def __init__(self, provider: FakeProvider, container: FakeContainer, stream: ByteStream) -> None:
-        self.container = container
-        self.stream = stream
-        self._provider = provider
-        self._closed = False
-
-    @property
-    def spec(self) -> SandboxSpec:
-        return self.container.spec
-
-    @property
-    def tree(self) -> Tree:
-        return self.container.tree
-
     @property
     def merges(self) -> bool:
         """Whether its memory is merged with that of others."""
-        driver = self.container.first_process
-        return isinstance(driver, FakeDriver) and driver.merges
-
-    @property
-    def exit(self) -> ProcessExit | None:
-        return self.container.exit
-
-    @exit.setter  # noqa: A003  (a setter must have the property's name)
-    def exit(self, exit_: ProcessExit) -> None:
-        self.container.exit = exit_
-
-    @property
-    def root(self) -> PurePosixPath:
-        return self.spec.root
-
-    @property
-    def image_digest(self) -> str | None:
-        return _digest(self.spec.image)
+        return isinstance(self.first_process, FakeDriver) and self.first_process.merges
 
     @property
     def max_snapshot_bytes(self) -> int:
-        return self._provider.saved_bytes
+        return self.provider.saved_bytes
 
     async def snapshot(self, folder: Path) -> Snapshot:
         """See `SavedSandbox`, for a first process that is a driver. The machine has what is saved."""
-        self._check(self.root)
-        driver = self.container.first_process
-        assert isinstance(driver, FakeDriver)
-        await anyio.lowlevel.checkpoint()
-        if (error := self.container.faults.snapshot_error) is not None:
-            raise error
-        saved = self._provider.machine.saved
+        await self._begin(self.root, self.faults.snapshot_error)
+        assert isinstance(self.first_process, FakeDriver)
+        saved = self.provider.machine.saved
         await anyio.Path(folder).mkdir(mode=0o700)
-        padding = b" " * self._provider.saved_bytes
+        padding = b" " * self.provider.saved_bytes
         await anyio.Path(folder / SAVED_FILE).write_bytes(f"{len(saved):<10}".encode() + padding[10:])
-        saved.append((Tree(self.tree), dict(driver.servers)))
+        saved.append((Tree(self.tree), dict(self.first_process.servers)))
         return Snapshot(folder)
 
     async def reopen(self) -> None:
-        self._check(self.root)
-        self._provider.check_available()
+        await self._begin(self.root)
+        self.provider.check_available()
         await self.stream.aclose()
-        if self.container.paused or self.container.finished.is_set():
+        if self.paused or self.finished.is_set():
             raise SandboxLostError("the sandbox's first process has ended or is paused")
-        self.stream = await self.container.process_stream.attach()
+        self.stream = await self.process_stream.attach()
 
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
-        self._check(folder)
-        await anyio.lowlevel.checkpoint()
-        _raise(self.container.faults.put_error)
+        await self._begin(folder, self.faults.put_error)
         self.tree.put(folder, archive)
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        self._check(folder)
-        await anyio.lowlevel.checkpoint()
-        _raise(self.container.faults.get_error)
+        await self._begin(folder, self.faults.get_error)
         self.tree.get(folder, archive, limit_bytes)
 
     async def pause(self) -> None:
-        self._check(self.root)
+        await self._begin(self.root)
         if self.exit is not None:
             raise SandboxLostError("the sandbox's first process has ended")
-        _raise(self.container.faults.pause_error)
-        self.container.paused = True
-        await self.container.stop()
+        await self._begin(self.root, self.faults.pause_error)
+        self.paused = True
+        await self.stop()
 
     async def cause_of_end(self) -> str | None:
         ended = isinstance(self.stream, SocketStream) and self.stream.ended.is_set()
-        if ended and not self.container.paused:
+        if ended and not self.paused:
             with anyio.move_on_after(_CAUSE_SECONDS):
-                await self.container.finished.wait()
+                await self.finished.wait()
         if self.exit is None:
             return None
         return "out of memory" if self.exit.out_of_memory else f"exit code {self.exit.exit_code}"
 
     async def is_running(self) -> bool:
-        return self.exit is None and not self.container.paused
+        return self.exit is None and not self.paused
 
     async def usage(self, sandboxes: int) -> Usage:
-        return self.container.faults.usage
+        return self.faults.usage
 
-    async def end(self) -> None:
-        """Kill the first process, paused or not."""
-        self._closed = True
-        await self.container.stop()
+    async def remove(self) -> None:
+        """Kill the first process, paused or not, and remove what the machine has."""
+        self.closed = True
+        with CancelScope(shield=True):
+            await self.stop()
+            await self.process_stream.aclose()
+        self.provider.machine.sandboxes.pop(self.spec.name, None)
 
     async def lose(self, exit_code: int = 137, *, out_of_memory: bool = False) -> None:
         """Kill the first process from outside: for its server, the sandbox is lost."""
-        await self.container.stop(ProcessExit(exit_code, out_of_memory=out_of_memory))
+        self.exit = self.exit or ProcessExit(exit_code, out_of_memory=out_of_memory)
+        await self.stop()
 
     def break_stream(self) -> None:
         """Break the stream; what is on its way in either direction is lost."""
-        self.container.process_stream.drop()
+        self.process_stream.drop()
 
-    def _check(self, folder: PurePosixPath) -> None:
-        if self._closed:
+    async def _begin(self, folder: PurePosixPath, fault: Exception | None = None) -> None:
+        """Begin an operation on a folder."""
+        if self.closed:
             raise SandboxLostError("the sandbox has been closed")
         check_folder(folder)
+        await anyio.lowlevel.checkpoint()
+        if fault is not None:
+            raise fault
 
 
-class FakeMachine:
+class FakeMachine(AsyncContextManagerMixin):
     """A machine that several providers can share, with the sandboxes of all of them.
 
     Entered (`async with`), it runs their first processes, which then outlive the providers.
@@ -295,16 +259,10 @@ class FakeMachine:
         """The files and the servers of sandboxes that were saved."""
         self.tasks: TaskGroup | None = None
 
-    async def __aenter__(self) -> Self:
-        self.tasks = await anyio.create_task_group().__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self.tasks is not None
-        self.tasks.cancel_scope.cancel()
-        await self.tasks.__aexit__(None, None, None)
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with background_tasks() as self.tasks:
+            yield self
 
 
 class FakeProvider:
@@ -316,41 +274,41 @@ class FakeProvider:
     """
 
     name = "fake"
+    snapshots = False
+    unlimited: tuple[LimitName, ...] = ()
 
     def __init__(
         self,
         owner: str = "fake",
         *,
         tools: Tools | None = None,
-        run: Run = _succeed,
+        run: Run = lambda request: 0,
         faults: Faults | Callable[[SandboxSpec], Faults] | None = None,
         machine: FakeMachine | None = None,
         isolation: Isolation = "container",
     ) -> None:
         self.saved_bytes = 10
         self.isolation: Isolation = isolation
-        self.unlimited: tuple[LimitName, ...] = ()
         self.machine = machine or FakeMachine()
         self.opened: list[FakeSandbox] = []
         self.starts: list[str] = []
         self.unavailable = False
+        self.owner = owner
         self._dead = False
-        self._owner = owner
         self._tools: Tools = tools or {}
         self._run = run
         self._faults = faults or Faults()
-        self._tasks: TaskGroup | None = None
+        self._running = background_tasks()
+        self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
-        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks = await self._running.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        await self._running.__aexit__(None, None, None)
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root
@@ -366,14 +324,9 @@ class FakeProvider:
         return False
 
     @asynccontextmanager
-    async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
-        async with self._open(spec) as sandbox:
-            yield sandbox
-
-    @asynccontextmanager
-    async def _open(self, spec: SandboxSpec, snapshot: Snapshot | None = None) -> AsyncGenerator[FakeSandbox]:
-        tasks = self.machine.tasks or self._tasks
-        assert tasks is not None, "the provider has not been entered"
+    async def open(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> AsyncGenerator[FakeSandbox]:
         self.check_available()
         if spec.name in self.machine.sandboxes:
             raise BadRequestError(f"there is already a sandbox named {spec.name}")
@@ -382,24 +335,23 @@ class FakeProvider:
         if faults.open_error is not None:
             raise faults.open_error
         tree, servers = (None, None) if snapshot is None else self._saved(snapshot)
-        container = FakeContainer(self._owner, spec, faults, tree)
+        sandbox = FakeSandbox(self, spec, faults, tree)
         if spec.command != BOOT_COMMAND:
-            first_process = FakeProbe(container.process_stream, container.tree)
+            first_process = FakeProbe(sandbox.process_stream, sandbox.tree)
         else:
             first_process = FakeDriver(
-                container.process_stream,
-                container.tree,
+                sandbox.process_stream,
+                sandbox.tree,
                 tools=self._tools,
                 run=self._run,
                 faults=faults,
                 on_start=self.starts.append,
                 servers=servers,
             )
-        async with AsyncExitStack() as stack:
-            # The first attachment does not wait, so no cancellation can come before `_enter`.
-            sandbox = FakeSandbox(self, container, await container.process_stream.attach())
-            tasks.start_soon(container.run, first_process)
-            self._enter(stack, sandbox)
+        # This does not wait, so no cancellation can come before `_entered`.
+        sandbox.stream = await sandbox.process_stream.attach()
+        (self.machine.tasks or self._tasks).start_soon(sandbox.run, first_process)
+        async with self._entered(sandbox):
             yield sandbox
 
     def _saved(self, snapshot: Snapshot) -> tuple[Tree, dict[str, bool]]:
@@ -411,47 +363,41 @@ class FakeProvider:
     @asynccontextmanager
     async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
         self.check_available()
-        former = self.machine.sandboxes.get(spec.name)
-        if former in self.opened:
+        sandbox = self.machine.sandboxes.get(spec.name)
+        if sandbox in self.opened:
             raise BadRequestError(f"there is already a sandbox named {spec.name}")
-        if former is None or former.container.owner != owner:
+        if sandbox is None or sandbox.owner != owner:
             raise SandboxLostError(f"nothing is left of the sandbox {spec.name}")
-        container = former.container
-        async with AsyncExitStack() as stack:
-            sandbox = FakeSandbox(self, container, EndedStream())
-            self._enter(stack, sandbox)
-            await anyio.sleep(container.faults.open_seconds)
-            if not container.paused:
+        await sandbox.stream.aclose()
+        sandbox.provider, sandbox.stream = self, EndedStream()
+        async with self._entered(sandbox):
+            await anyio.sleep(sandbox.faults.open_seconds)
+            if not sandbox.paused:
                 await sandbox.reopen()
             yield sandbox
 
-    def _enter(self, stack: AsyncExitStack, sandbox: FakeSandbox) -> None:
+    @asynccontextmanager
+    async def _entered(self, sandbox: FakeSandbox) -> AsyncGenerator[None]:
         self.machine.sandboxes[sandbox.spec.name] = sandbox
         self.opened.append(sandbox)
-
-        async def exit_() -> None:
-            await sandbox.stream.aclose()
+        try:
+            yield
+        finally:
+            if sandbox.provider is self:
+                await sandbox.stream.aclose()
             # After `die`, nothing changes on the machine any more.
             if not self._dead:
-                await sandbox.end()
-                await sandbox.container.process_stream.aclose()
-                self.machine.sandboxes.pop(sandbox.spec.name, None)
-
-        stack.push_async_callback(exit_)
+                await sandbox.remove()
 
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         self.check_available()
         orphans = [
             sandbox
-            for sandbox in self.machine.sandboxes.values()
-            if sandbox.container.owner == owner
-            and sandbox not in self.opened
-            and sandbox.spec.name not in keep
+            for name, sandbox in self.machine.sandboxes.items()
+            if sandbox.owner == owner and sandbox not in self.opened and name not in keep
         ]
         for sandbox in orphans:
-            await sandbox.end()
-            await sandbox.container.process_stream.aclose()
-            self.machine.sandboxes.pop(sandbox.spec.name, None)
+            await sandbox.remove()
         return len(orphans)
 
     def die(self) -> None:
@@ -469,7 +415,7 @@ class FakeProvider:
                     self.machine.tasks.start_soon(self._remove_at_end, sandbox)
 
     async def _remove_at_end(self, sandbox: FakeSandbox) -> None:
-        await sandbox.container.finished.wait()
+        await sandbox.finished.wait()
         self.machine.sandboxes.pop(sandbox.spec.name, None)
 
     def check_available(self) -> None:
@@ -485,10 +431,3 @@ class SavingFakeProvider(FakeProvider):
     """A fake provider whose sandboxes can be saved. `saved_bytes`: size of a snapshot."""
 
     snapshots = True
-
-    @asynccontextmanager
-    async def open(
-        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
-    ) -> AsyncGenerator[FakeSandbox]:
-        async with self._open(spec, snapshot) as sandbox:
-            yield sandbox

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import secrets
-import tarfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from typing import Any
 
 import anyio
 
+from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.episodes.extensions import suite_hooks
 from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord, Facts
@@ -88,14 +87,7 @@ def make_attempt(**fields: Any) -> Attempt:
 
 def tar_of(files: Mapping[str, str | bytes]) -> bytes:
     """A tar archive with these files."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name, body in files.items():
-            body = body.encode() if isinstance(body, str) else body
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            tar.addfile(info, io.BytesIO(body))
-    return archive.getvalue()
+    return pack_files({k: v.encode() if isinstance(v, str) else v for k, v in files.items()}, mode=0o644)
 
 
 @dataclass

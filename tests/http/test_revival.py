@@ -19,6 +19,7 @@ from decathlon_mcp.http import endpoints
 from decathlon_mcp.protocol import sessions
 from decathlon_mcp.protocol.messages import EventId, Kind
 from decathlon_mcp.storage.database import FILE_NAME
+from tests.driver.peer import until
 from tests.http.messages import ACCEPT, INITIALIZE, TASK, tokens_of
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
 from tests.probe.clients import connected
@@ -179,15 +180,11 @@ async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.
         with episode.lease.hold():
             await server.restart()
             assert rows(server) == 2
-            with anyio.fail_after(20):
-                while rows(server) != 1:  # noqa: ASYNC110  (a periodic task)
-                    await anyio.sleep(0.05)
+            await until(lambda: rows(server) == 1)
             sessions.Sessions(server.registry).end_unused()
             assert rows(server) == 1, "a task's session lasts as long as its episode"
         await episode.state.reach(Phase.ENDED)
-        with anyio.fail_after(20):
-            while rows(server):  # noqa: ASYNC110  (a periodic task)
-                await anyio.sleep(0.05)
+        await until(lambda: not rows(server))
 
 
 async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -184,10 +185,10 @@ async def test_an_episode_does_not_wait_for_one_that_is_being_opened(tmp_path: P
 
     class Gated(FakeProvider):
         @asynccontextmanager
-        async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+        async def open(self, spec: SandboxSpec, **options: Any) -> AsyncGenerator[FakeSandbox]:
             if is_pooled(spec.name):
                 await opening.wait()
-            async with super().open(spec) as sandbox:
+            async with super().open(spec, **options) as sandbox:
                 yield sandbox
 
     async with pooled(tmp_path, 2, provider=Gated(), max_opening=1) as pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -124,7 +123,3 @@ async def machine(anyio_backend: object) -> AsyncIterator[Machine]:
             await anyio.wait_all_tasks_blocked()
             yield Machine(provider, preloads, files)
             preloads.kinds = preloads.known
-
-
-def parsed(text: str) -> dict[str, Any]:
-    return json.loads(text)

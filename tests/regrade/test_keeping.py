@@ -15,8 +15,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.plugins.regrade.kept_attempts import AttemptFiles
 from decathlon_mcp.plugins.regrade.regrading import read_kept
 from decathlon_mcp.storage.disk import DiskSpace
-from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, exits_with, running_registry, suite_with
+from tests.episodes.environment import TOOLS, exits_with, make_call, running_registry, suite_with
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
 

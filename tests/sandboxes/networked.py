@@ -13,17 +13,14 @@ from pathlib import Path
 
 import anyio
 
-from decathlon_mcp.plugins.conformance.conformance import ROOT
 from decathlon_mcp.plugins.conformance.target import receive_all
-from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.host.provider import HostProvider
+from tests.sandboxes.conftest import namespaces_bench
 
 
 async def main(folder: str, script: str) -> None:
-    command = ("python3", "-I", "-S", "-c", f"input()\n{script}")
-    name = f"networked-{secrets.token_hex(4)}"
-    spec = SandboxSpec(name, command, ROOT, network="outbound", limits=Limits(memory_mib=512))
-    async with HostProvider(name, Path(folder) / "sandboxes") as provider, provider.open(spec) as sandbox:
+    bench = namespaces_bench(f"networked-{secrets.token_hex(4)}", Path(folder), "networked", None)
+    spec = bench.python_spec(f"input()\n{script}")
+    async with bench.provider, bench.provider.open(spec) as sandbox:
         await sandbox.stream.send(b"\n")
         sys.stdout.write((await receive_all(sandbox)).decode() + sandbox.log_tail)
 

@@ -77,7 +77,6 @@ class PrimeService:
         self._failures: dict[str, list[int]] = defaultdict(list)
         self._cuts: dict[str, int] = defaultdict(int)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: set[asyncio.Event] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         sandbox, gateway = "/api/v1/sandbox", "/g/ns/{id}"
         session = f"{gateway}/command_session.CommandSession"
@@ -146,8 +145,11 @@ class PrimeService:
         self._cuts[operation] += times
 
     def _cut_streams(self) -> None:
-        for stream in list(self._streams):
-            stream.set()
+        for machine in self.machines.values():
+            for session in machine.sessions.values():
+                for output in session.outputs:
+                    _empty(output)
+                    output.put_nowait(("cut", None))
 
     def expire_tokens(self) -> None:
         for machine in self.machines.values():
@@ -364,33 +366,22 @@ class PrimeService:
             await output.put(("end", session.exit))
 
     async def _events(self, session: Session, output: asyncio.Queue[tuple[str, Any]]) -> AsyncIterator[bytes]:
-        cut = asyncio.Event()
-        self._streams.add(cut)
-        cutting = asyncio.create_task(cut.wait())
-        getting: asyncio.Task[Any] = cutting
         try:
             yield self._event(start=session.process.pid)
             if self._cuts["started"]:
                 self._cuts["started"] -= 1
                 raise ConnectionResetError("cut")
             while True:
-                getting = asyncio.create_task(output.get())
-                await asyncio.wait([getting, cutting], return_when=asyncio.FIRST_COMPLETED)
-                if cut.is_set():
+                kind, value = await output.get()
+                if kind == "cut":
                     raise ConnectionResetError("cut")
-                kind, value = getting.result()
                 yield self._event(**{kind: value})
                 if kind == "end":
                     yield ENVELOPE.pack(END_OF_STREAM, 2) + b"{}"
                     return
         finally:
-            getting.cancel()
-            cutting.cancel()
-            self._streams.discard(cut)
             session.outputs.discard(output)
-            # The pump may be waiting for space in it.
-            while not output.empty():
-                output.get_nowait()
+            _empty(output)  # the pump may be waiting for space in it
 
     def _event(self, **values: Any) -> bytes:
         message = self.messages.StartResponse()
@@ -437,6 +428,11 @@ def _refusal(request: Request, error: Exception) -> Response:
     code = {401: "unauthenticated", 404: "not_found"}.get(error.status_code)
     body = {"detail": error.detail, "code": code, "message": error.detail}
     return JSONResponse(body, error.status_code, error.headers)
+
+
+def _empty(output: asyncio.Queue[Any]) -> None:
+    while not output.empty():
+        output.get_nowait()
 
 
 def _program(bwrap: int) -> int:

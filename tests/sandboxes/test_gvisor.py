@@ -32,6 +32,7 @@ from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE, ROOT_FOLDER, 
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.sandbox_folder import LEADER_FILE, living_sandboxes, read_process
+from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench
 from tests.sandboxes.test_bubblewrap import REFUSED_CALLS, output_of
 
@@ -73,9 +74,7 @@ async def test_sandboxes_of_a_killed_server_end_after_their_survival_time(
         leaders = [read_process(folder / name, LEADER_FILE) for name in names]
         namespaces = user_namespaces(*(str(leader.pid) for leader in leaders if leader is not None))
     assert living_sandboxes(folder, owner) == dict.fromkeys(names, True)
-    with anyio.fail_after(60):
-        while namespaces & user_namespaces():  # noqa: ASYNC110  (nothing reports it)
-            await anyio.sleep(0.2)
+    await until(lambda: not (namespaces & user_namespaces()))
     assert living_sandboxes(folder, owner) == dict.fromkeys(names, False)
     async with gvisor.create_second() as provider:
         assert await provider.sweep(owner) == len(names)

@@ -29,6 +29,7 @@ from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
 from decathlon_mcp.sandboxes.host.sandbox import Footprint
 from decathlon_mcp.sandboxes.host.sandbox_folder import OWNER_FILE
 from decathlon_mcp.sandboxes.streams import PipeStream
+from tests.driver.peer import until
 from tests.sandboxes.conftest import open_bench
 
 ANOTHER_USER = 1_000_000
@@ -282,6 +283,4 @@ async def test_removal_by_another_server_that_dies_after_its_first_signals_leave
             members = processes_module.living_members(sandbox.leader)
             assert sandbox.leader in members
             processes_module.SignalJob(sandbox.leader, kill=True).advance(0.0)  # and then nothing
-            with anyio.fail_after(60):
-                while any(map(processes_module.is_alive, members)):  # noqa: ASYNC110  (nothing reports it)
-                    await anyio.sleep(0.01)
+            await until(lambda: not any(map(processes_module.is_alive, members)))

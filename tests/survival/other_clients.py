@@ -20,7 +20,6 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +33,7 @@ from decathlon_client import Decathlon, Episode
 
 from decathlon_mcp.background import background_tasks
 from tests.conformance.suites import node, run_npm
+from tests.driver.peer import until
 from tests.probe.serving import SUITE
 from tests.survival.servers import SupervisedServer, supervised_server
 
@@ -109,9 +109,6 @@ class Player:
     connected: bool = False
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def __post_init__(self) -> None:
-        self._changed = anyio.Event()
-
     async def read(self) -> None:
         """Read the program's output, until it ends."""
         assert self.process.stdout is not None
@@ -129,8 +126,6 @@ class Player:
             self.notifications.append(line["notification"])
         else:
             self.connected = "connected" in line
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
 
     async def start(self, tool: str, **arguments: Any) -> int:
         """Send a call, and return its number."""
@@ -141,16 +136,10 @@ class Player:
             await self.process.stdin.send(json.dumps(command).encode() + b"\n")
         return number
 
-    async def wait_connected(self) -> None:
-        with anyio.fail_after(60):
-            while not self.connected:
-                await self._changed.wait()
-
     async def outcome(self, number: int, seconds: float = HANG_SECONDS) -> dict[str, Any]:
         """The outcome of a call, in which `error` is set if the call hangs or the program ended."""
         with anyio.move_on_after(seconds):
-            while number not in self.outcomes and self.connected:
-                await self._changed.wait()
+            await until(lambda: number in self.outcomes or not self.connected)
         default = {"error": "hangs" if self.connected else ENDED}
         return self.outcomes.get(number, default)
 
@@ -174,10 +163,6 @@ class Situation:
         return await self.player.start(
             "probe__shell", command=f"echo ran >> {self.runs}; {command}; echo done"
         )
-
-    async def started(self) -> None:
-        """Wait until the tool runs."""
-        await wait_for(self.runs)
 
     async def outcome(self, number: int) -> Outcome:
         """Wait for the outcome of a call of `start`, and play the episode to its end."""
@@ -210,24 +195,6 @@ class Situation:
             yield episode
 
 
-async def wait_for(path: Path) -> None:
-    """Wait until another process has made a file."""
-    with anyio.fail_after(60):
-        while not path.exists():  # noqa: ASYNC110, ASYNC240
-            await anyio.sleep(0.02)
-
-
-@cache
-def installed(packages: tuple[str, ...], folder: Path) -> None:
-    """Install packages in a new folder."""
-    if packages[0].startswith("@"):
-        run_npm(folder, "install", "--no-audit", "--no-fund", *packages)
-        return
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=INSTALL_SECONDS)
-    pip = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, *packages], check=True, timeout=INSTALL_SECONDS)
-
-
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("libraries")
@@ -242,17 +209,20 @@ async def library(request: pytest.FixtureRequest, libraries: Path, anyio_backend
 
 
 def command_of(library: Library, libraries: Path) -> list[str]:
-    """The command that runs a client's program; its packages are installed first."""
+    """The command that runs a client's program; its packages are installed first, in a folder of theirs."""
     folder = libraries / "-".join(library.packages).replace("/", "-").replace("<", "-").replace(">", "-")
-    folder.mkdir(exist_ok=True)
-    installed(library.packages, folder)
-    for file in PROGRAMS.iterdir():
-        if file.is_file():
-            shutil.copy(file, folder)
-    program = str(folder / library.program)
+    python, program = str(folder / "venv" / "bin" / "python"), str(folder / library.program)
+    if not folder.exists():
+        shutil.copytree(PROGRAMS, folder)
+        if library.is_typescript:
+            run_npm(folder, "install", "--no-audit", "--no-fund", *library.packages)
+        else:
+            pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *library.packages]
+            for command in ([sys.executable, "-m", "venv", str(folder / "venv")], pip):
+                subprocess.run(command, check=True, timeout=INSTALL_SECONDS)
     if library.is_typescript:
         return [str(node()), program, library.name.rpartition("-")[2]]
-    return [str(folder / "venv" / "bin" / "python"), program]
+    return [python, program]
 
 
 @asynccontextmanager
@@ -264,7 +234,7 @@ async def running(command: list[str], folder: Path) -> AsyncGenerator[Player]:
             player = Player(process, folder)
             tasks.start_soon(player.read)
             try:
-                await player.wait_connected()
+                await until(lambda: player.connected)
                 yield player
             finally:
                 with suppress(ProcessLookupError):  # it has ended
@@ -342,7 +312,7 @@ async def test_call_sent_while_no_server_runs(situation: Situation) -> None:
 
 async def test_killed_in_the_middle_of_a_call(situation: Situation, library: Library) -> None:
     number = await situation.start("sleep 2")
-    await situation.started()
+    await until(situation.runs.exists)
     await situation.server.kill()
     assert await situation.outcome(number) == Outcome.during_call(library)
 
@@ -351,7 +321,7 @@ async def test_killed_in_the_middle_of_a_call_and_down_for_long(
     situation: Situation, library: Library
 ) -> None:
     number = await situation.start("sleep 2")
-    await situation.started()
+    await until(situation.runs.exists)
     async with down(situation.server):
         await anyio.sleep(DOWN_SECONDS)
     assert await situation.outcome(number) == Outcome.during_call(library)
@@ -359,7 +329,7 @@ async def test_killed_in_the_middle_of_a_call_and_down_for_long(
 
 async def test_killed_twice_at_once_in_a_call(situation: Situation, library: Library) -> None:
     number = await situation.start("sleep 5")
-    await situation.started()
+    await until(situation.runs.exists)
     await situation.server.kill()
     await situation.server.kill()
     assert await situation.outcome(number) == Outcome.during_call(library)
@@ -370,7 +340,7 @@ async def test_killed_twice_in_a_call_after_the_client_came_back(
 ) -> None:
     ending = situation.runs.with_name("ending")
     number = await situation.start(f"until [ -e {ending} ]; do sleep 0.1; done")
-    await situation.started()
+    await until(situation.runs.exists)
     for _ in range(2):
         await situation.server.kill()
         await serving_again(situation.server)
@@ -390,7 +360,7 @@ async def test_killed_while_evaluate_grades(library: Library, libraries: Path, t
         assert "text" in await player.call("probe__write", path="answer.txt", text="42")
         assert "text" in await player.call("claim_done")
         number = await player.start("evaluate")
-        await wait_for(grading)
+        await until(grading.exists)
         await situation.server.kill()
         outcome = await player.outcome(number)
         if library.name == SESSIONLESS:

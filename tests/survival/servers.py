@@ -96,18 +96,9 @@ async def supervised_server(
     """
     # Several servers can be on one folder.
     ready = state.parent / f"{state.name}-{secrets.token_hex(4)}.ready"
-    options = [
-        "--provider",
-        provider,
-        "--port",
-        str(port),
-        "--state",
-        str(state),
-        "--ready-file",
-        str(ready),
-        *arguments,
-    ]
-    command = [*launcher, sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", suite, *options]
+    command = [*launcher, sys.executable, "-m", "decathlon_mcp.cli", "serve", f"--suite={suite}"]
+    command += [f"--provider={provider}", f"--port={port}", f"--state={state}", f"--ready-file={ready}"]
+    command += arguments
     log = state.parent / f"{state.name}.log"
     with log.open("ab") as output:
         process = await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=output)

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from decathlon_client import Decathlon
 
+from tests.driver.peer import until
 from tests.probe.serving import folder_of
 from tests.survival.servers import supervised_server
 
@@ -41,9 +42,7 @@ async def test_a_branch_whose_server_was_killed_has_each_replayed_call_once(tmp_
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(call_early)
-                with anyio.fail_after(60):
-                    while not any(line["event"] == "reply" for line in lines(public_id)):  # noqa: ASYNC110
-                        await anyio.sleep(0.02)
+                await until(lambda: any(line["event"] == "reply" for line in lines(public_id)))
                 assert not any(line["event"] == "ready" for line in lines(public_id))
                 await server.kill()
             assert early == ["0\n1\n2\n"]

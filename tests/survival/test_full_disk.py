@@ -8,12 +8,12 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-import anyio
 import httpx2
 import pytest
 from decathlon_client import Decathlon
 
 from tests.disks import failing_disk, fill_blocks
+from tests.driver.peer import until
 from tests.survival.servers import supervised_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
@@ -60,9 +60,7 @@ async def test_server_that_dies_while_its_disk_is_full_comes_back(
             assert response.status_code == 503
             assert "No space left on device" in response.json()["why"]
             server.kill_at_once()
-            with anyio.fail_after(200):
-                while log.read_text().count("started again") < STARTS:  # noqa: ASYNC110
-                    await anyio.sleep(0.2)
+            await until(lambda: log.read_text().count("started again") >= STARTS)
             remove(filler)
             assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
             assert (await episode.evaluate()).reward == 1.0

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from decathlon_client import Decathlon
 
+from tests.driver.peer import until
 from tests.probe.serving import SUITE
 from tests.survival.servers import supervised_server
 from tests.survival.test_restart import assert_nothing_left
@@ -79,9 +80,7 @@ async def test_next_server_starts_servers_by_name_and_has_no_secrets(tmp_path: P
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(call)
                     workspace = episode_workspace(tmp_path / "state")
-                    with anyio.fail_after(30):
-                        while not (workspace / "starts.txt").exists():  # noqa: ASYNC110
-                            await anyio.sleep(0.02)
+                    await until(lambda: (workspace / "starts.txt").exists())
                     await server.kill()
                 assert replies == [f"{len(SECRET)}\nstarted\n"]
                 assert (await episode.call("probe__echo", {"text": "still up"})).text == "still up"

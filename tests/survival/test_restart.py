@@ -24,6 +24,7 @@ from decathlon_mcp.protocol.messages import OPERATION_KEY
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import PROVIDER
 from decathlon_mcp.storage.store import SandboxRow, Store
+from tests.driver.peer import until
 from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
@@ -304,9 +305,7 @@ async def serve_until_killed(state: Path, port: int) -> None:
 
 
 async def wait_for_no_process(state: Path) -> None:
-    with anyio.fail_after(30):
-        while processes_marked(state):  # noqa: ASYNC110
-            await anyio.sleep(0.1)
+    await until(lambda: not processes_marked(state))
 
 
 @pytest.mark.long

@@ -14,8 +14,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.json_limits import MAX_DEPTH
 from decathlon_mcp.plugins.toolathlon.toolathlon import MAX_STEPS, coerced_arguments
 from decathlon_mcp.types import JsonObject
-from tests.episodes.calling import make_call
-from tests.episodes.environment import running_registry, suite_with
+from tests.episodes.environment import make_call, running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeTool
 from tests.fakes.provider import FakeProvider
 

@@ -18,8 +18,7 @@ from decathlon_mcp.plugins.toolathlon.toolathlon import ToolathlonHooks
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject
-from tests.episodes.calling import make_call
-from tests.episodes.environment import echo, running_registry
+from tests.episodes.environment import echo, make_call, running_registry
 from tests.fakes.driver import FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeProvider
 from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE

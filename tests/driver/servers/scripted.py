@@ -24,6 +24,10 @@ def reply(number: Any, result: Any) -> None:
     write(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}) + "\n")
 
 
+def refuse(number: Any, code: int, message: str) -> None:
+    write(json.dumps({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}) + "\n")
+
+
 def text(number: Any, words: str) -> None:
     reply(number, {"content": [{"type": "text", "text": words}]})
 
@@ -94,9 +98,7 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> None:
 
 def initialize(number: int, params: dict[str, Any]) -> None:
     if BEHAVIOUR == "refuses":
-        write(
-            json.dumps({"jsonrpc": "2.0", "id": number, "error": {"code": -1, "message": "not today"}}) + "\n"
-        )
+        refuse(number, -1, "not today")
         return
     if BEHAVIOUR == "silent":
         write_stderr("thinking\n")
@@ -111,7 +113,7 @@ def initialize(number: int, params: dict[str, Any]) -> None:
 
 def list_tools(number: int, params: dict[str, Any]) -> None:
     if BEHAVIOUR == "toolless":
-        write(json.dumps({"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "no"}}) + "\n")
+        refuse(number, -32601, "no")
     elif BEHAVIOUR == "paged":
         page = int(params.get("cursor", "0"))
         more = {"nextCursor": str(page + 1)} if page < 4 else {}
