@@ -1,10 +1,8 @@
 """Fuzzing of the readers of foreign bytes: short property tests in CI, and the same for minutes.
 
-    python -m tests.fuzz.lines --minutes 30
-    python -m tests.fuzz.repository_files --minutes 30
-    python -m tests.fuzz.http --minutes 30
-
-The last one is guided by coverage and keeps what it finds in `corpus/`.
+python -m tests.fuzz.lines --minutes 30
+python -m tests.fuzz.repository_files --minutes 30
+python -m tests.fuzz.http --minutes 30
 """
 
 from __future__ import annotations

@@ -1,45 +1,41 @@
-"""Raw HTTP requests at a server, generated from a grammar and mutated, guided by the code that they reach.
+"""Requests at an HTTP server, generated from a grammar or taken from `corpus/http`, and some of them damaged.
 
     python -m tests.fuzz.http --minutes 30
 
-Every input must leave the server as it was: it answers others, has no connection or request left, logs no
-exception, and answers with a well-formed status other than 500. An input that reaches new lines of the server
-is kept in `corpus/http`; one that breaks a rule is written to the folder `--failures`.
+Every input must leave the server as it was: it answers others, logs no error, and answers with a well-formed
+status other than 500. The corpus has the inputs by which a run that was guided by coverage reached new lines.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import hashlib
 import json
-import logging
 import re
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from random import Random
-from types import FrameType
 from typing import Any
+from unittest import TestCase
 
 import anyio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from decathlon_mcp.http.protocol import ConnectionLimits
-from tests.probe.serving import serving
+from tests.cheats.http_attacks import open_session
+from tests.fuzz import run_for_minutes
+from tests.probe.serving import Served, serving
 
-CORPUS = Path(__file__).parent / "corpus" / "http"
-TRACED = re.compile(r"decathlon_mcp/(http|protocol|catalogue)/|uvicorn/protocols/http|mcp/server/\w+\.py")
-"""Files whose lines count as coverage."""
+CORPUS = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("corpus/http/*"))]
+SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 MAX_INPUT_BYTES = 200_000
+AT_ONCE = 8
 REPLY_SECONDS = 0.05
 HEALTH_SECONDS = 20.0
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 LIMITS = ConnectionLimits(
     head_seconds=1, body_seconds=1, idle_seconds=2, stalled_seconds=1, linger_seconds=0.2
 )
-STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 PATHS = (
     *("/", "/healthz", "/mcp", "/tasks/find-answer/mcp", "/tasks/random/mcp?seed=1", "/tasks/none/mcp"),
@@ -82,145 +78,75 @@ SCALARS: tuple[Any, ...] = (
 )
 TOKENS = (
     *(b"\r\n", b"\n", b"\r", b"\0", b"0\r\n\r\n", b"5\r\n", b"ffffffffffffffff\r\n", b";a=b", b": "),
-    *(
-        b" HTTP/1.1\r\n",
-        b"HTTP/2.0",
-        b"Content-Length: 3\r\n",
-        b"Transfer-Encoding: chunked\r\n",
-        b"\xff\xfe",
-    ),
-    *(b"[" * 200, b'{"a":' * 200, b"\\u0000", b"\\ud800", b"1e999", b"-", b"null", b'"', b"\\"),
+    *(b" HTTP/1.1\r\n", b"HTTP/2.0", b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n"),
+    *(b"[" * 200, b'{"a":' * 200, b"\\u0000", b"\\ud800", b"1e999", b"-", b"null", b'"', b"\\", b"\xff\xfe"),
     *(b"x: y\r\n" * 120, b"a" * 70_000),
 )
 
 
-def any_value(random: Random, depth: int = 0) -> Any:
-    """A JSON value with the names that the server knows."""
-    kind = random.random()
-    if depth > 4 or kind < 0.5:
-        return random.choice(SCALARS)
-    if kind < 0.6:
-        return [any_value(random, depth + 1) for _ in range(random.randrange(4))]
-    return {random.choice(KEYS): any_value(random, depth + 1) for _ in range(random.randrange(5))}
+def some_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
 
 
-def body(random: Random) -> bytes:
-    """The body of a request, mostly JSON-RPC."""
-    if random.random() < 0.1:
-        return random.choice(TOKENS)
-    params: Any = any_value(random)
-    method = random.choice(RPC_METHODS)
-    if method == "tools/call" and random.random() < 0.8:
-        params = {"name": random.choice(TOOLS), "arguments": any_value(random), "_meta": any_value(random)}
-    if method == "initialize" and random.random() < 0.8:
-        info = {"name": "fuzz", "version": "1"}
-        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
-    message: dict[str, Any] = {"jsonrpc": "2.0", "id": random.choice((1, 2, "a", *SCALARS)), "method": method}
-    if random.random() < 0.2:
-        del message[random.choice(("jsonrpc", "id", "method"))]
-    if random.random() < 0.9:
-        message["params"] = params
-    return json.dumps([message] if random.random() < 0.05 else message).encode()
+VALUES = st.recursive(
+    some_of(SCALARS),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(some_of(KEYS), values, max_size=4),
+    max_leaves=8,
+)
+CALLS = st.fixed_dictionaries({"name": some_of(TOOLS), "arguments": VALUES, "_meta": VALUES})
+CLIENT = {"name": "fuzz", "version": "1"}
+OPENING = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
+FIELDS = {
+    "jsonrpc": st.just("2.0"),
+    "id": some_of((1, 2, "a", *SCALARS)),
+    "method": st.just("tools/call") | some_of(RPC_METHODS),
+    "params": CALLS | st.just(OPENING) | VALUES,
+}
+MESSAGES = st.fixed_dictionaries(FIELDS) | st.fixed_dictionaries({}, optional=FIELDS)
+BODIES = st.builds(json.dumps, MESSAGES | st.lists(MESSAGES, max_size=2)).map(str.encode) | some_of(TOKENS)
 
 
-def request(random: Random) -> bytes:
-    """One request, valid or nearly so."""
-    content = body(random) if random.random() < 0.8 else b""
-    lines = [f"{random.choice(METHODS)} {random.choice(PATHS)} HTTP/1.{random.choice('1110')}"]
-    lines += [random.choice(HEADERS) for _ in range(random.randrange(5))]
-    if random.random() < 0.8:
-        lines += ["Host: 127.0.0.1", HEADERS[0], HEADERS[2]]
-    if random.random() < 0.5:
-        lines.append("Mcp-Session-Id: {session}")
-    if content and random.random() < 0.3:
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """One request, valid or nearly so; `{session}` stands for the id of an open session."""
+    content = draw(st.just(b"") | BODIES)
+    lines = [f"{draw(some_of(METHODS))} {draw(some_of(PATHS))} HTTP/1.{draw(some_of('1110'))}"]
+    lines += draw(st.lists(some_of(HEADERS), max_size=4))
+    lines += draw(some_of(((), *[("Host: 127.0.0.1", HEADERS[0], HEADERS[2])] * 4)))
+    lines += draw(some_of(((), ("Mcp-Session-Id: {session}",))))
+    framing = draw(some_of(("length", "length", "chunked"))) if content else ""
+    if framing == "chunked":
         lines.append("Transfer-Encoding: chunked")
-        middle = random.randrange(len(content))
+        middle = draw(st.integers(0, len(content)))
         parts = [part for part in (content[:middle], content[middle:]) if part]
         content = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-        content += b"0\r\n" + random.choice((b"\r\n", b"\r\n", b"a: b\r\n\r\n", b""))
-    elif content:
-        lines.append(f"Content-Length: {len(content) + random.choice((0, 0, 0, 0, 1, -1))}")
+        content += b"0\r\n" + draw(some_of((b"\r\n", b"\r\n", b"a: b\r\n\r\n", b"")))
+    elif framing:
+        lines.append(f"Content-Length: {len(content) + draw(some_of((0, 0, 0, 0, 1, -1)))}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
 
 
-def mutate(random: Random, data: bytes, others: Iterable[bytes]) -> bytes:
-    """The input with a few changes at random places."""
-    for _ in range(random.choice((1, 1, 2, 4))):
-        start = random.randrange(len(data) + 1)
-        end = min(len(data), start + random.choice((0, 1, 4, 40)))
-        change = random.randrange(5)
-        if change == 0:
-            inserted = random.choice(TOKENS)
-        elif change == 1:
-            inserted = bytes([random.randrange(256)])
-        elif change == 2:
-            inserted = data[start:end] * random.choice((0, 2, 50))
-        elif change == 3:
-            inserted = request(random)
-        else:
-            other = random.choice(tuple(others) or (b"",))
-            inserted = other[random.randrange(len(other) + 1) :]
+@st.composite
+def inputs(draw: st.DrawFn) -> bytes:
+    """The bytes that one connection sends: requests or an input of the corpus, and a few changes."""
+    data = draw(st.lists(requests(), min_size=1, max_size=12).map(b"".join) | some_of(CORPUS))
+    for _ in range(draw(some_of((0, 1, 2, 4)))):
+        start = draw(st.integers(0, len(data)))
+        end = start + draw(some_of((0, 1, 4, 40)))
+        repeated = some_of((data[start:end] * 2, data[start:end] * 50))
+        inserted = draw(some_of(TOKENS) | st.binary(max_size=2) | requests() | some_of(CORPUS) | repeated)
         data = data[:start] + inserted + data[end:]
     return data[:MAX_INPUT_BYTES]
 
 
-def generate(random: Random, corpus: Iterable[bytes] = ()) -> bytes:
-    """The bytes that one connection sends; `{session}` stands for the id of an open session."""
-    known = tuple(corpus)
-    if known and random.random() < 0.6:
-        return mutate(random, random.choice(known), known)
-    data = b"".join(request(random) for _ in range(random.choice((1, 1, 1, 2, 12))))
-    return mutate(random, data, known) if random.random() < 0.4 else data
-
-
-def fault_in(answer: bytes) -> str | None:
-    """What is wrong with the bytes that the server sent on one connection; None if nothing is."""
-    if answer and not STATUS.match(answer):
-        return f"not a response: {answer[:60]!r}"
-    if b"HTTP/1.1 500 " in answer:
-        return "status 500"
-    return None
-
-
-class _Coverage:
-    """The lines of the server that have been executed."""
-
-    def __init__(self) -> None:
-        self.lines: set[tuple[str, int]] = set()
-        self._traced: dict[str, bool] = {}
-
-    def trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        name = frame.f_code.co_filename
-        traced = self._traced.get(name)
-        if traced is None:
-            traced = self._traced[name] = bool(TRACED.search(name))
-        if not traced:
-            return None
-        self.lines.add((name, frame.f_lineno))
-        return self.trace
-
-
-class _Exceptions(logging.Handler):
-    """Collects the log records of errors."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(self.format(record))
-
-
-async def exchange(
-    host: str, port: int, data: bytes, random: Random, *, seconds: float = REPLY_SECONDS
-) -> bytes:
-    """Send an input in one to three pieces, and return what is answered within that time."""
-    reader, writer = await asyncio.open_connection(host, port)
+async def exchange(served: Served, pieces: Iterable[bytes], seconds: float = REPLY_SECONDS) -> bytes:
+    """Send an input in pieces, and return what is answered within that time."""
+    host, _, port = served.url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
     answer = b""
     try:
-        pieces = random.choice((1, 1, 2, 3))
-        for number in range(pieces):
-            writer.write(data[len(data) * number // pieces : len(data) * (number + 1) // pieces])
+        for piece in pieces:
+            writer.write(piece)
             await asyncio.sleep(0)
         async with asyncio.timeout(seconds):
             while chunk := await reader.read(1 << 16):
@@ -232,79 +158,51 @@ async def exchange(
     return answer
 
 
-def _keep(folder: Path, name: str, data: bytes) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(data)
+async def check_all(served: Served, batch: Iterable[bytes]) -> None:
+    """Send each input on a connection of its own, AT_ONCE together. Raises AssertionError for a fault."""
+    host, _, port = served.url.removeprefix("http://").rpartition(":")
+    session = (await open_session(host, int(port))).encode()
+    places = anyio.CapacityLimiter(AT_ONCE)
+
+    async def check(data: bytes) -> None:
+        sent = data.replace(b"{session}", session).replace(b"{long}", b"c" * 1000)
+        middle = len(sent) // 2 if len(data) % 2 else 0
+        async with places:
+            answer = await exchange(served, (sent[:middle], sent[middle:]))
+        assert not answer or re.match(rb"HTTP/1\.1 (\d{3}) ", answer), (data, answer[:60])
+        assert b"HTTP/1.1 500 " not in answer, data
+
+    with TestCase().assertNoLogs(level="ERROR"):
+        async with anyio.create_task_group() as tasks:
+            for data in batch:
+                tasks.start_soon(check, data)
+        health = await exchange(served, (HEALTH,), HEALTH_SECONDS)
+    assert health.startswith(b"HTTP/1.1 200")
 
 
-def _summary(executions: int, coverage: _Coverage, last_new_seconds: float, failed: int) -> str:
-    lines = f"{executions} executions, {len(coverage.lines)} lines"
-    return f"{lines}, last new line after {last_new_seconds:.0f} s, {failed} faults"
+def run(count: int, corpus: Sequence[bytes] = ()) -> int:
+    """Send the corpus and as many generated inputs to a server; returns how many. Raises AssertionError."""
 
+    async def serve() -> None:
+        with tempfile.TemporaryDirectory() as state:
+            async with serving(
+                Path(state), provider="host", limits=LIMITS, max_sandboxes=2, idle_seconds=2
+            ) as served:
+                await check_all(served, corpus)
+                if count:
+                    await anyio.to_thread.run_sync(generate, served)
 
-async def fuzz(minutes: float, seed: int, failures: Path) -> int:
-    """Run until the time is over. Returns the number of inputs that broke a rule."""
-    from tests.cheats.http_attacks import open_session
+    def generate(served: Served) -> None:
+        @settings(max_examples=count // AT_ONCE, deadline=None, suppress_health_check=SLOW)
+        @given(batch=st.lists(inputs(), min_size=AT_ONCE, max_size=AT_ONCE))
+        def check(batch: list[bytes]) -> None:
+            anyio.from_thread.run(check_all, served, batch)
 
-    random, coverage, exceptions = Random(seed), _Coverage(), _Exceptions()
-    logging.getLogger().addHandler(exceptions)
-    corpus = [file.read_bytes() for file in sorted(CORPUS.iterdir())]
-    pending = list(corpus)
-    started = last_new = reported = time.monotonic()
-    executions = failed = 0
-    with tempfile.TemporaryDirectory() as state:
-        async with serving(
-            Path(state), provider="host", limits=LIMITS, max_sandboxes=2, idle_seconds=5
-        ) as served:
-            host, _, port_text = served.url.removeprefix("http://").rpartition(":")
-            port = int(port_text)
-            session = await open_session(host, port)
-            sys.settrace(coverage.trace)
-            # Coroutines that exist already have frames without a trace function; requests begin new ones.
-            while (now := time.monotonic()) - started < minutes * 60:
-                replayed = bool(pending)
-                data = pending.pop() if pending else generate(random, corpus)
-                before = len(coverage.lines)
-                sent = data.replace(b"{session}", session.encode()).replace(b"{long}", b"c" * 1000)
-                answer = await exchange(host, port, sent, random)
-                executions += 1
-                fault = fault_in(answer) or "; ".join(exceptions.messages) or None
-                exceptions.messages.clear()
-                if executions % 50 == 0:
-                    # A DELETE ends the session.
-                    session = await open_session(host, port)
-                    health = await exchange(host, port, HEALTH, random, seconds=HEALTH_SECONDS)
-                    fault = fault or (
-                        None if health.startswith(b"HTTP/1.1 200") else "healthz does not answer"
-                    )
-                name = hashlib.sha256(data).hexdigest()[:16]
-                if fault is not None:
-                    failed += 1
-                    _keep(failures, name, data)
-                    print(f"FAULT {name}: {fault[-2000:]}", flush=True)  # noqa: T201
-                if len(coverage.lines) > before and not replayed:
-                    last_new = now
-                    corpus.append(data)
-                    if fault is None and len(data) < 4_000:
-                        _keep(CORPUS, name, data)
-                if now - reported > 15:
-                    reported = now
-                    summary = _summary(executions, coverage, last_new - started, failed)
-                    print(f"{now - started:5.0f} s: {summary}", flush=True)  # noqa: T201
-            sys.settrace(None)
-    print(_summary(executions, coverage, last_new - started, failed))  # noqa: T201
-    return failed
+        check()
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser("python -m tests.fuzz.http")
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
-    parser.add_argument("--failures", type=Path, default=Path("build/fuzz-http"))
-    options = parser.parse_args()
-    arguments = (fuzz, options.minutes, options.seed, options.failures)
-    return min(1, anyio.run(*arguments, backend_options={"use_uvloop": True}))
+    anyio.run(serve, backend_options={"use_uvloop": True})
+    return count
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_for_minutes(run)
