@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -23,6 +21,7 @@ import pytest
 from tests.cheats.agent import SUITE
 from tests.cheats.test_results import replies
 from tests.conformance.suites import node, run_npm
+from tests.docs.snippets import install, output_of
 from tests.fuzz.results import definitions
 from tests.probe.clients import start
 from tests.probe.serving import Served, serving
@@ -33,36 +32,21 @@ CALL_SECONDS = 30
 FOLDER = Path(__file__).parent
 
 
-@dataclass(frozen=True, slots=True)
-class Sdk:
-    """The package of an SDK, and the ways in which its client can connect."""
-
-    package: str
-    modes: tuple[str, ...] = ("legacy",)
-
-    @property
-    def is_python(self) -> bool:
-        return self.package.startswith("mcp")
-
-    async def install(self, folder: Path) -> Sequence[str]:
-        """Install the SDK in a folder. Returns the words of the command that makes the calls."""
-        if not self.is_python:
-            await anyio.to_thread.run_sync(
-                run_npm, folder, "install", "--no-audit", "--no-fund", self.package
-            )
-            return [str(node()), str(FOLDER / "sdk_calls.mjs"), self.package]
-        await anyio.run_process([sys.executable, "-m", "venv", str(folder / "venv")])
-        python = str(folder / "venv" / "bin" / "python")
-        await anyio.run_process([python, "-m", "pip", "install", "--quiet", self.package])
-        return [python, str(FOLDER / "sdk_calls.py")]
+SDKS = {
+    "@modelcontextprotocol/sdk": ("legacy",),
+    "@modelcontextprotocol/client": ("legacy", "auto"),
+    "mcp>=1.24,<2": ("legacy",),
+    "mcp>=2.3,<3": ("legacy", "auto"),
+}
+"""The packages of the SDKs, and the ways in which their clients can connect."""
 
 
-SDKS = (
-    Sdk("@modelcontextprotocol/sdk"),
-    Sdk("@modelcontextprotocol/client", ("legacy", "auto")),
-    Sdk("mcp>=1.24,<2"),
-    Sdk("mcp>=2.3,<3", ("legacy", "auto")),
-)
+async def command_of(package: str, folder: Path) -> Sequence[str]:
+    """Install an SDK in a folder. Returns the words of the command that makes the calls."""
+    if package.startswith("mcp"):
+        return [str(await install(folder, package) / "python"), str(FOLDER / "sdk_calls.py")]
+    await anyio.to_thread.run_sync(run_npm, folder, "install", "--no-audit", "--no-fund", package)
+    return [str(node()), str(FOLDER / "sdk_calls.mjs"), package]
 
 
 @pytest.fixture(scope="module", name="server")
@@ -79,20 +63,18 @@ async def server_of_all_definitions(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("sdk", SDKS, ids=lambda sdk: sdk.package)
+@pytest.mark.parametrize("package", SDKS)
 async def test_no_definition_and_no_result_makes_a_client_fail(
-    sdk: Sdk, server: Served, tmp_path: Path
+    package: str, server: Served, tmp_path: Path
 ) -> None:
-    command = await sdk.install(tmp_path)
+    command = await command_of(package, tmp_path)
     (tmp_path / "replies.json").write_text(json.dumps(replies(1)))
-    for mode in sdk.modes:
+    for mode in SDKS[package]:
         started = await start(server, "sum-prices")
         words = [*command, mode, started["address"], str(tmp_path / "replies.json"), str(CALL_SECONDS)]
-        played = await anyio.run_process(words, cwd=tmp_path, check=False)
-        assert played.returncode == 0, played.stderr.decode()
-        outcome = json.loads(played.stdout)
+        outcome = json.loads(await output_of(words, tmp_path, seconds=900))
         raised = outcome["raised"]
-        print(f"{sdk.package} {mode}: {len(outcome['tools'])} tools, {len(raised)} failures")  # noqa: T201
+        print(f"{package} {mode}: {len(outcome['tools'])} tools, {len(raised)} failures")  # noqa: T201
         assert raised == [], (len(raised), raised[:5])
         assert sum(tool.startswith("root__tool_") for tool in outcome["tools"]) == len(definitions())
         server.find(started["episode"]).close()

@@ -18,7 +18,7 @@ from decathlon_mcp.plugins.page import one_file as one_file_module
 from decathlon_mcp.starter import oracle_ids
 from decathlon_mcp.types import JsonObject, public_id
 from tests.grading.support import make_attempt
-from tests.page.samples import NOW, Call, Folder, Note
+from tests.history.stored_episodes import LIVE, LOST, NOW, Call, Folder, Note
 from tests.page.test_hostile import HOSTILE, Shape
 
 HANDLES = [f"{number:048x}" for number in range(1, 5)]
@@ -53,10 +53,9 @@ def fill(state: Path) -> list[str]:
             folder.add(
                 handle,
                 labels={"run": "monday", "model": "m", "attempt": str(number)},
-                reward=[1.0, 0.0, None, None][number],
-                live=number == 3,
+                reward=[1.0, 0.0, LOST, LIVE][number],
                 started_at=NOW + number,
-                entries=entries if number == 0 else None,
+                entries=entries if number == 0 else [Call()],
                 verdict=signed(state, handle, 1.0 - number) if number < 2 else None,
             )
             for number, handle in enumerate(HANDLES)

@@ -88,7 +88,9 @@ def test_episodes_are_filtered_by_run_label_task_and_failure(shell: Shell, state
     assert listed("--task", "other") == {failed}
     assert len(listed()) == 1 + 20
     assert len(listed("--all")) == 4 + 25
-    branch = add_episode(state, "five", labels={"run": "monday"}, branch_of="0123456789abcdef")
+    branch = add_episode(
+        state, "five", labels={"run": "monday"}, branch={"episode": "0123456789abcdef", "at": 1}
+    )
     replay = add_episode(state, "six", labels={"run": "monday", "replay_of": passed}, reward=LIVE)
     # One that plays has a sandbox, and no summary has it.
     assert listed("--run", "monday") == {passed, failed, lost, live, replay}

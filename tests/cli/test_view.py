@@ -13,7 +13,7 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 
 from tests.cli.conftest import COMMAND, Shell
-from tests.page.samples import Folder
+from tests.history.stored_episodes import Folder
 from tests.page.sites import HTML, OWN, sign_in
 
 pytestmark = pytest.mark.anyio

@@ -59,19 +59,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
 
 
-def install(cache: Path) -> Path:
-    """Install the suite into a folder below `cache`, once per content of the lock file; return the folder.
+def install(cache: Path, packages: Path = PACKAGES) -> Path:
+    """Install packages into a folder below `cache`, once per content of the lock file; return the folder.
 
     Safe to call from several processes at once. Raises NotInstalledError.
     """
-    lock = (PACKAGES / "package-lock.json").read_bytes()
+    lock = (packages / "package-lock.json").read_bytes()
     folder = cache / hashlib.sha256(lock).hexdigest()[:16]
     with (cache / "lock").open("w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            shutil.copytree(PACKAGES, unfinished)
+            shutil.copytree(packages, unfinished)
             run_npm(unfinished, "ci", "--ignore-scripts", "--no-audit", "--no-fund", *NPM_NETWORK_OPTIONS)
             unfinished.rename(folder)
     return folder

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -25,22 +25,20 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 import pytest
-from decathlon_client import Decathlon
 from decathlon_client.testing import scripted_model
 
-from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.starter import oracle
 from tests.conformance.suites import environment as node_environment
 from tests.conformance.suites import node, run_npm
 from tests.docs.pages import REPOSITORY, SERVER, Block, block, exports, rows
-from tests.docs.snippets import run
+from tests.docs.snippets import INSTALL_SECONDS, install, run
 from tests.network_guard import NetworkGuard
+from tests.probe.clients import start
 from tests.probe.serving import Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-INSTALL_SECONDS = 900
 END_SECONDS = 60
 PAGE = "docs/clients.md"
 TASK = "tune-reactor"
@@ -54,20 +52,18 @@ WITHOUT_LOBBY: tuple[Address, ...] = ("task", "episode")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client's heading on the page, the packages it needs, the addresses it can connect to.
-
-    `npm`: packages of npm that a Python program starts with `npx`. `ends_session`: it sends a DELETE; the
-    episode of a client that does not ends after the server's grace. `sessions`: how many it opens at a task's
-    address, each with a sandbox.
-    """
+    """A client's heading on the page, the packages it needs, the addresses it can connect to."""
 
     heading: str
     packages: tuple[str, ...]
     addresses: tuple[Address, ...] = WITHOUT_LOBBY
     language: Literal["python", "js"] = "python"
     npm: tuple[str, ...] = ()
+    """Packages of npm that a Python program starts with `npx`."""
     ends_session: bool = True
+    """Whether it sends a DELETE; otherwise its episode ends after the server's grace."""
     sessions: int = 1
+    """How many it opens at a task's address, each with a sandbox."""
 
     def program(self) -> Block:
         return block(PAGE, self.heading, self.language)
@@ -87,6 +83,7 @@ class Client:
 
 
 OURS = str(REPOSITORY)
+LLAMA = ("llama-index-core", "llama-index-tools-mcp", "llama-index-llms-openai")
 CLIENTS = (
     Client("Python SDK 1.x", ("mcp>=1.24,<2",), ALL_ADDRESSES),
     Client("Python SDK 2.x", ("mcp>=2,<3",), ALL_ADDRESSES),
@@ -94,10 +91,7 @@ CLIENTS = (
     Client("TypeScript SDK 1.x", ("@modelcontextprotocol/sdk@1",), ALL_ADDRESSES, "js"),
     Client("fastmcp", ("fastmcp",)),
     Client("openai-agents", ("openai-agents",)),
-    Client(
-        "langchain-mcp-adapters",
-        ("langchain-mcp-adapters", "langchain", "langchain-openai"),
-    ),
+    Client("langchain-mcp-adapters", ("langchain-mcp-adapters", "langchain", "langchain-openai")),
     Client("pydantic-ai", ("pydantic-ai-slim[mcp,openai]",)),
     Client("decathlon_client", (OURS,), ("task",)),
     Client("inspect-ai", ("inspect-ai", "openai", OURS), ("task",)),
@@ -111,11 +105,7 @@ CLIENTS = (
     Client("semantic-kernel", ("semantic-kernel[mcp]", OURS), ("task",)),
     Client("crewai-tools", ("crewai", "crewai-tools[mcp]", OURS), ("task",)),
     Client("smolagents", ("smolagents[mcp,openai]", "mcp[ws]<2", OURS), ("task",)),
-    Client(
-        "llama-index",
-        ("llama-index-core", "llama-index-tools-mcp", "llama-index-llms-openai", OURS),
-        ("task",),
-    ),
+    Client("llama-index", (*LLAMA, OURS), ("task",)),
 )
 
 
@@ -142,15 +132,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> NetworkGuard:
 
 
 def _count_sandboxes(served: Served) -> int:
-    """How many sandboxes the server has opened so far."""
     return len(list(served.state.glob("episodes/*")))
-
-
-async def _wait_for_end(served: Served, before: Collection[Episode]) -> None:
-    """Wait until every episode has ended that was not live before."""
-    with anyio.fail_after(END_SECONDS):
-        for episode in set(served.episodes.live).difference(before):
-            await episode.state.reach(Phase.ENDED)
 
 
 async def _install(client: Client, folder: Path) -> Sequence[str | Path]:
@@ -161,7 +143,7 @@ async def _install(client: Client, folder: Path) -> Sequence[str | Path]:
         _add_npx(folder)
     if client.language == "js":
         return [node()]
-    return [await _python_with(folder, *client.packages)]
+    return [await install(folder, *client.packages) / "python"]
 
 
 def _add_npx(folder: Path) -> None:
@@ -170,15 +152,6 @@ def _add_npx(folder: Path) -> None:
     (folder / "node").symlink_to(node())
     (folder / "npx").write_text(f'#!/bin/sh\nexec node "{npx}" --yes "$@"\n')
     (folder / "npx").chmod(0o755)
-
-
-async def _python_with(folder: Path, *packages: str) -> Path:
-    python = folder / "venv" / "bin" / "python"
-    with anyio.fail_after(INSTALL_SECONDS):
-        await anyio.run_process([sys.executable, "-m", "venv", str(folder / "venv")])
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        await anyio.run_process([*pip, *packages])
-    return python
 
 
 @pytest.mark.timeout(INSTALL_SECONDS * 2)
@@ -197,29 +170,22 @@ async def test_program_gets_the_reward_in_one_sandbox(
     }
     for address in client.addresses:
         before, live = _count_sandboxes(served), set(served.episodes.live)
-        async with Decathlon(served.url) as d:
-            program = client.in_lobby() if address == "lobby" else client.program()
-            episode = await _start(d) if address == "episode" else None
-            if episode is not None:
-                text = program.text.replace(TASK_ADDRESS, f"{SERVER}/episodes/{episode}/mcp")
-                program = replace(program, text=text)
-            output = await run(program, interpreter, url=served.url, folder=tmp_path, environment=environment)
-            assert output.splitlines()[-1].strip() in ("1.0", "1"), address
-            assert not guard.take_attempts(), address
-            if episode is not None:
-                await d.call_lobby("close_episode", {"episode": episode})
+        program = client.in_lobby() if address == "lobby" else client.program()
+        handle = (await start(served, TASK))["episode"] if address == "episode" else None
+        if handle is not None:
+            text = program.text.replace(TASK_ADDRESS, f"{SERVER}/episodes/{handle}/mcp")
+            program = replace(program, text=text)
+        output = await run(program, interpreter, url=served.url, folder=tmp_path, environment=environment)
+        assert output.splitlines()[-1].strip() in ("1.0", "1"), address
+        assert not guard.take_attempts(), address
+        if handle is not None:
+            served.find(handle).close()
         assert _count_sandboxes(served) == before + (client.sessions if address == "task" else 1), address
-        if (
-            address == "task" and client.ends_session
-        ):  # the client's session is the episode, and ends with the program
-            await _wait_for_end(served, live)
-
-
-async def _start(d: Decathlon) -> str:
-    """Start an episode and return its handle."""
-    started = (await d.call_lobby("start_episode", {"task": TASK})).structured
-    assert started is not None
-    return str(started["episode"])
+        if address == "task" and client.ends_session:
+            # The client's session is the episode, and ends with the program.
+            with anyio.fail_after(END_SECONDS):
+                for episode in set(served.episodes.live) - live:
+                    await episode.state.reach(Phase.ENDED)
 
 
 @pytest.mark.timeout(INSTALL_SECONDS * 2)
@@ -231,7 +197,7 @@ async def test_shell_program_gets_the_reward(heading: str, served: Served, tmp_p
         _add_npx(tmp_path)
         programs, path = tmp_path, node_environment()["PATH"]
     elif heading == "mcp-cli":
-        programs = (await _python_with(tmp_path, "mcp-cli")).parent
+        programs = await install(tmp_path, "mcp-cli")
     before = _count_sandboxes(served)
     program, environment = block(PAGE, heading, "bash"), {"PATH": f"{programs}:{path}"}
     output = await run(program, ["bash"], url=served.url, folder=tmp_path, environment=environment)

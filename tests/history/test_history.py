@@ -52,7 +52,7 @@ def test_success_decides_and_not_a_full_reward(tmp_path: Path) -> None:
 def test_replays_and_branches_are_in_no_numbers_and_in_lists_if_asked_for(tmp_path: Path) -> None:
     one = add_episode(tmp_path, "one", labels={"run": "r"})
     add_episode(tmp_path, "two", labels={"run": "r", "replay_of": one})
-    add_episode(tmp_path, "three", labels={"run": "r"}, branch_of=one)
+    add_episode(tmp_path, "three", labels={"run": "r"}, branch={"episode": one, "at": 1})
     history = EpisodeHistory([tmp_path])
     report = history.run("r")
     assert report is not None
@@ -411,7 +411,7 @@ def test_an_id_that_is_no_episodes_is_none(tmp_path: Path, writers: Writers, nam
 
 def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_run(tmp_path, "r", {"a": [1.0]})
-    add_episode(tmp_path, "branch", branch_of=public_id("r-a-0"))
+    add_episode(tmp_path, "branch", branch={"episode": public_id("r-a-0"), "at": 1})
     statements: list[str] = []
     for module, name in (
         *product([reports], ("run_times", "task_sums", "lost_reasons", "has_steps", "curve")),

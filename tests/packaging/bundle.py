@@ -12,39 +12,27 @@ import os
 import sys
 import zipfile
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
+from tests.docs.pages import REPOSITORY
+from tests.docs.snippets import install, output_of
 from tests.probe.serving import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 600
-
-
-async def _run(*command: str) -> CompletedProcess[bytes]:
-    with anyio.fail_after(TIMEOUT_SECONDS):
-        return await anyio.run_process(command, cwd=REPOSITORY)
-
-
-async def _install(package: str, folder: Path) -> Path:
-    """Install a package in a new virtual environment and return the path of its program."""
-    await _run(sys.executable, "-m", "venv", str(folder))
-    await _run(str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", package)
-    return folder / "bin" / package
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS * 2)
 async def test_the_bundle_connects_to_the_configured_server(tmp_path: Path) -> None:
-    built = await _run(sys.executable, "packaging/build_bundle.py", "--into", str(tmp_path))
-    with zipfile.ZipFile(built.stdout.decode().strip()) as bundle:
+    command = [sys.executable, "packaging/build_bundle.py", "--into", tmp_path]
+    with zipfile.ZipFile((await output_of(command, REPOSITORY)).strip()) as bundle:
         bundle.extractall(tmp_path / "bundle")
-    uv = await _install("uv", tmp_path / "uv")
+    programs = await install(tmp_path, "uv")
     async with serving(tmp_path / "state", provider="host") as served:
         manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text("utf-8"))
         config: Any = manifest["server"]["mcp_config"]
@@ -52,7 +40,7 @@ async def test_the_bundle_connects_to_the_configured_server(tmp_path: Path) -> N
         templates: list[str] = config["args"]
         arguments = [values.get(template, template) for template in templates]
         server = StdioServerParameters(
-            command=str(uv),
+            command=str(programs / "uv"),
             args=arguments,
             env={**os.environ, **config["env"], "UV_CACHE_DIR": str(tmp_path / "cache")},
         )
@@ -68,8 +56,8 @@ async def test_the_bundle_connects_to_the_configured_server(tmp_path: Path) -> N
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 async def test_the_registrys_file_matches_the_registrys_schema(tmp_path: Path) -> None:
-    linter = await _install("skillsaw", tmp_path / "linter")
+    programs = await install(tmp_path, "skillsaw")
     (tmp_path / "registry").mkdir()
     (tmp_path / "registry" / "server.json").write_bytes((REPOSITORY / "server.json").read_bytes())
     rule = ("--rule", "mcp-registry-server-json-valid", "--strict")
-    await _run(str(linter), "lint", *rule, str(tmp_path / "registry"))
+    await output_of([programs / "skillsaw", "lint", *rule, "registry"], tmp_path)

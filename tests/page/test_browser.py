@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +13,11 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from decathlon_mcp.types import public_id
-from tests.page.conftest import PACKAGES, REPOSITORY
-from tests.page.samples import NOW, Call, Note, append
+from tests.conformance.suites import node
+from tests.docs.pages import REPOSITORY
+from tests.history.stored_episodes import NOW, Call, Note, append
+from tests.page.conftest import PACKAGES
+from tests.page.sites import KEY
 from tests.page.watching import (
     LIVE_HANDLE,
     LONG_HANDLE,
@@ -72,17 +74,17 @@ def person(
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", on_console)
     page.on("request", on_request)
-    page.goto(watched.entrance)
+    page.goto(f"{watched.url}/#key={KEY}")
     page.wait_for_selector("nav")
     yield page
     context.close()
     assert problems == []
 
 
-def test_the_scripts_are_few_and_their_types_fit(node: list[str], node_modules: Path) -> None:
+def test_the_scripts_are_few_and_their_types_fit(node_modules: Path) -> None:
     assert len(list(ASSETS.glob("*.js"))) > 5
     assert sum(len(file.read_text().splitlines()) for file in ASSETS.glob("*.js")) <= MAX_SCRIPT_LINES
-    command = [*node, str(node_modules / "typescript" / "bin" / "tsc"), "-p", str(PACKAGES / "tsconfig.json")]
+    command = [node(), node_modules / "typescript" / "bin" / "tsc", "-p", PACKAGES / "tsconfig.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -132,7 +134,7 @@ def test_new_calls_of_a_live_episode_come_without_a_reload_when_one_asks(
     chromium: Browser, watched: Watched
 ) -> None:
     def playing(calls: int, replies: int) -> None:
-        row = replace(live_episode(1, calls=calls, replies=replies), public_id=LIVE)
+        row = live_episode(1, calls, replies=replies, public_id=LIVE)
         watched.server.episodes = (live_episode(2), row)
 
     before = watched.server.episodes

@@ -16,7 +16,7 @@ import pytest
 from decathlon_mcp.plugins.history import workspaces
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.types import public_id
-from tests.page.samples import Folder
+from tests.history.stored_episodes import Folder
 from tests.page.sites import KEY, browser, page_over, signed_in
 from tests.page.test_hostile import HTML_IMAGE, PNG, Shape
 

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.plugins.page.rendering import marked
-from tests.page.samples import NOW, Call, Folder, Note
+from tests.history.stored_episodes import NOW, Call, Folder, Note
 from tests.page.sites import signed_in
 from tests.page.watching import ChangingServer, live_episode
 
@@ -114,10 +114,8 @@ def fill(state: Path, text: str, image: bytes = PNG) -> list[str]:
 
 
 def server_with(text: str) -> ChangingServer:
-    episode = live_episode(1)
-    values = {name: getattr(episode, name) for name in episode.__dataclass_fields__}
-    values |= dict.fromkeys(("task", "run", "model", "waiting_for"), text[:200])
-    return ChangingServer((type(episode)(**values),))
+    values = dict.fromkeys(("task", "run", "model", "waiting_for"), text[:200])
+    return ChangingServer(live_episode(1, **values))
 
 
 def benign(text: str) -> str:

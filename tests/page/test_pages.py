@@ -16,9 +16,8 @@ import pytest
 from decathlon_mcp.plugins.history.list_episodes import show_episode
 from decathlon_mcp.plugins.page import runs
 from decathlon_mcp.types import public_id
-from tests.page.outlines import outline
-from tests.page.samples import NOW, Call, Folder, Note
-from tests.page.sites import signed_in
+from tests.history.stored_episodes import LIVE, NOW, Call, Folder, Note
+from tests.page.sites import outline, signed_in
 
 pytestmark = pytest.mark.anyio
 
@@ -210,7 +209,7 @@ async def test_an_episode_shows_the_tree_that_it_is_in(state: Path) -> None:
         root = folder.add("1" * 48, labels={"run": "r"}, reward=0.0)
         b = branch(folder, "2", root, 3, labels={"run": "r", "heat": "57"}, reward=0.5)
         c = branch(folder, "3", root, 3, labels={"run": "r"}, reward=1.0, started_at=NOW + 1)
-        d = branch(folder, "4", root, 12, 2, live=True)
+        d = branch(folder, "4", root, 12, 2, reward=LIVE)
         e = branch(folder, "5", b, 7, 1, labels={"run": "r", "heat": "57"}, reward=None)
         f = branch(folder, "6", e, 7, 0)
         g = branch(folder, "7", root, 0, 0)
@@ -419,7 +418,7 @@ async def test_tokens_and_cost_are_summed_over_the_notes(
 
 async def test_a_live_episode_and_one_without_files_are_shown(state: Path) -> None:
     with Folder(state) as folder:
-        live = folder.add("1" * 48, live=True)
+        live = folder.add("1" * 48, reward=LIVE)
         gone = folder.add("2" * 48)
     (state / "episodes" / ("2" * 48) / "trajectory.jsonl").unlink()
     async with signed_in(state) as client:

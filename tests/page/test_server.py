@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -16,12 +18,13 @@ from decathlon_client import Decathlon, Episode, SetUpError
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.page import access, page
 from decathlon_mcp.plugins.page.control import ACTIONS
-from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
+from decathlon_mcp.plugins.page.live import LiveFeed
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.types import public_id
+from tests.history.stored_episodes import Call, Folder, Note
 from tests.http.messages import tokens_of
-from tests.page.samples import Call, Folder, Note
 from tests.page.sites import HTML, OWN, browser, page_over, sign_in
+from tests.page.watching import ChangingServer, live_episode
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
 
@@ -161,25 +164,6 @@ async def test_a_run_is_pinned_and_deleted(served: Served, person: httpx2.AsyncC
     assert (await person.get("/runs/probe%20run")).status_code == 404
 
 
-class OneEpisode:
-    """A server that stops, so that a stream of events has one event at most, and plays one episode."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._asked = 0
-
-    def is_stopping(self) -> bool:
-        self._asked += 1
-        return self._asked % 2 == 0
-
-    def snapshot(self) -> Snapshot:
-        episode = LiveEpisode(
-            public_id=self._name, task="secret-task", suite="s", run="secret-run", model=None, owner="owner",
-            phase="ready", calls=0, replies=0, started_at=0.0, waiting_for=None,
-        )  # fmt: skip
-        return Snapshot(episodes=(episode,), state="ready", queued=0, sandboxes=1, places=2)
-
-
 ROLES = {"admin": "admin", "owner": "controller", "other": "controller", "gamer": "player"}
 
 
@@ -197,8 +181,10 @@ async def test_nobody_learns_what_is_not_theirs(tmp_path: Path, monkeypatch: pyt
             entries=[Note("the-answer"), Call(reply="the-answer"), Call(reply="the-answer", failed=True)],
             verdict={"evaluator_output": "the-answer"},
         )
-    server = OneEpisode(name)
-    live = LiveFeed(server.snapshot, server.is_stopping)
+    own: dict[str, Any] = {"public_id": name, "task": "secret-task", "run": "secret-run", "owner": "owner"}
+    # It stops, so that a stream of events has one event at most.
+    is_stopping = partial(next, cycle((False, True)))
+    live = LiveFeed(ChangingServer(live_episode(1, **own)).snapshot, is_stopping)
     paths = [
         "/", "/runs", "/runs/secret-run", "/runs?name=secret-run", "/episodes", "/episodes?run=secret-run",
         "/episodes?show=failed", "/compare", "/compare?run=secret-run&run=secret-run",

@@ -17,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,18 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from decathlon_client.client_values import CLAIM
 from decathlon_client.script import Step
 from decathlon_client.testing import bundled_task, scripted_model
 
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.history.values import EpisodeQuery, EpisodeSummary
+from decathlon_mcp.plugins.history.values import EpisodeDetails, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.starter import oracle
 from decathlon_mcp.types import JsonObject, public_id
-from tests.docs import snippets
 from tests.docs.pages import REPOSITORY, block
-from tests.docs.snippets import run
+from tests.docs.snippets import install, output_of
 from tests.probe.serving import Served, serving
-from tests.trainers.trainers import PROGRAMS, install
+from tests.trainers.conftest import WRONG, Trial
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -49,20 +47,18 @@ LAUNCH_TIME = "2026-02-03T04:05:06+00:00"
 
 @dataclass
 class Model:
-    """What the scripted model does besides the tasks' oracles. Called in threads of its endpoint.
+    """What the scripted model does besides the tasks' oracles. Called in threads of its endpoint."""
 
-    `wrong`: tasks that it claims at once with a wrong answer. `lose`: the task whose next episode is closed
-    while it plays. `hang`: the task for which it does not answer until `go_on`; `hangs` is set then.
-    """
-
-    served: Served
-    wrong: set[str] = field(default_factory=set[str])
-    lose: str = ""
+    lose: Callable[[str], object]
+    """Closes an episode of a task."""
+    wrong: str = ""
+    """The task that it claims at once with a wrong answer."""
+    lost: str = ""
+    """The task whose next episode is closed while it plays."""
     hang: str = ""
+    """The task for which it sets `hangs` and does not answer until `go_on`."""
     hangs: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
-    url: str = ""
-    run_in_loop: Any = None
 
     def choose(self, request: JsonObject) -> list[Step]:
         task = bundled_task(request)
@@ -71,16 +67,10 @@ class Model:
         if task == self.hang:
             self.hangs.set()
             self.go_on.wait(120)
-        if task == self.lose:
-            self.lose = ""
-            self.run_in_loop(self._close, task)
-        return [Step(CLAIM, {"answer": "I do not know."})] if task in self.wrong else oracle(task)
-
-    def _close(self, task: str) -> None:
-        for episode in self.served.episodes.live:
-            if episode.spec.task_name == task:
-                episode.close(Ending.CLOSED)
-                return
+        if task == self.lost:
+            self.lost = ""
+            self.lose(task)
+        return WRONG if task == self.wrong else oracle(task)
 
 
 @pytest.fixture(scope="module")
@@ -95,54 +85,45 @@ async def programs(tmp_path_factory: pytest.TempPathFactory, anyio_backend: obje
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncGenerator[Served]:
-    async with serving(
-        tmp_path / "state", suite=("starter",), provider="host", isolation="auto", max_opening=2
-    ) as served:
+    settings: dict[str, Any] = {"suite": ("starter",), "provider": "host", "isolation": "auto"}
+    async with serving(tmp_path / "state", **settings, max_opening=2) as served:
         yield served
 
 
 @pytest.fixture
 async def model(served: Served) -> AsyncGenerator[Model]:
-    model = Model(served)
+    def lose(task: str) -> None:
+        episode = next(each for each in served.episodes.live if each.spec.task_name == task)
+        episode.close(Ending.CLOSED)
 
     async with anyio.from_thread.BlockingPortal() as portal:
-        model.run_in_loop = portal.call
-        with scripted_model(model.choose) as model.url:
-            yield model
-            model.go_on.set()
+        model = Model(lambda task: portal.call(lose, task))
+        yield model
+        model.go_on.set()
 
 
-@pytest.fixture(autouse=True)
-def raised_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snippets, "TIMEOUT_SECONDS", 600)
+@pytest.fixture
+async def trial(served: Served, model: Model, programs: Path, tmp_path: Path) -> AsyncGenerator[Trial]:
+    with scripted_model(model.choose) as url:
+        trial = Trial(served, tmp_path, url)
+        trial.use(programs)
+        yield trial
 
 
-def environment(model: Model, programs: Path) -> dict[str, str]:
-    # The installed package, not the checkout.
-    return {
-        "OPENAI_BASE_URL": model.url,
-        "OPENAI_API_KEY": "none",
-        "PATH": f"{programs}:/usr/bin:/bin",
-        "PYTHONPATH": "",
-    }
+def command(trial: Trial, *options: str) -> list[str | Path]:
+    return [
+        *(trial.programs / "inspect", "eval", "decathlon_client/tool_decathlon"),
+        *("-T", f"url={trial.served.url}", *options),
+        *("--model", "openai/gpt-5", "--log-dir", "logs", "--display", "plain"),
+    ]
 
 
-async def run_page(heading: str, model: Model, programs: Path, folder: Path) -> str:
-    return await run(
-        block(PAGE, heading, "bash"),
-        ["bash"],
-        url=model.served.url,
-        folder=folder,
-        environment=environment(model, programs),
-    )
-
-
-async def evaluate(model: Model, programs: Path, folder: Path, *options: str) -> tuple[int, str]:
+async def evaluate(trial: Trial, *options: str) -> tuple[int, str]:
     """Run `inspect eval` with these options; its exit status and output."""
     process = await anyio.run_process(
-        command(model, *options),
-        cwd=folder,
-        env={**os.environ, **environment(model, programs)},
+        [*map(str, command(trial, *options))],
+        cwd=trial.folder,
+        env={**os.environ, **trial.environment},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
         check=False,
@@ -150,47 +131,39 @@ async def evaluate(model: Model, programs: Path, folder: Path, *options: str) ->
     return process.returncode, " ".join(process.stdout.decode().split())
 
 
-def command(model: Model, *options: str) -> list[str]:
-    return [
-        *("inspect", "eval", "decathlon_client/tool_decathlon", "-T", f"url={model.served.url}", *options),
-        *("--model", "openai/gpt-5", "--log-dir", "logs", "--display", "plain"),
-    ]
-
-
-async def read_logs(programs: Path, folder: Path) -> list[Any]:
-    result = await anyio.run_process(
-        [str(programs / "python"), str(PROGRAMS / "inspect_log.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": ""},
-    )
-    return json.loads(result.stdout)
+async def read_logs(trial: Trial, folder: str = "logs") -> list[Any]:
+    """The logs, in which no episode's handle is."""
+    (text,) = await trial.program("inspect_logs.py", folder)
+    handles = [path.name for path in (trial.served.state / "episodes").iterdir()]
+    assert handles
+    assert not [handle for handle in handles if handle in text]
+    return json.loads(text)
 
 
 def metrics(log: Any) -> dict[tuple[str, str | None, str], float]:
-    return {(name, reducer, metric): value for name, reducer, metric, value in log["results"]}
+    return {
+        (score["name"], score["reducer"], name): metric["value"]
+        for score in log["results"]["scores"]
+        for name, metric in score["metrics"].items()
+    }
 
 
 def episodes_of(served: Served, run: str) -> list[EpisodeSummary]:
     return list(EpisodeHistory([served.state]).episodes(EpisodeQuery(run=run), limit=1000).items)
 
 
-async def assert_no_handle_in(folder: Path, served: Served, programs: Path) -> None:
-    result = await anyio.run_process(
-        [str(programs / "python"), str(PROGRAMS / "inspect_text.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": ""},
-    )
-    handles = [path.name for path in (served.state / "episodes").iterdir()]
-    assert handles
-    assert b"tune-reactor" in result.stdout or b"explain-outage" in result.stdout
-    assert not [handle for handle in handles if handle.encode() in result.stdout]
+def details_of(served: Served, episode: str) -> EpisodeDetails:
+    details = EpisodeHistory([served.state]).episode(episode)
+    assert details is not None
+    return details
 
 
 async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
-    served: Served, model: Model, programs: Path, tmp_path: Path
+    trial: Trial, model: Model
 ) -> None:
-    model.wrong, model.lose = {"find-rate-regression"}, "explain-outage"
-    await run_page("The command", model, programs, tmp_path)
-    (log,) = await read_logs(programs, tmp_path / "logs")
-    assert served.episodes.live == []
+    model.wrong, model.lost = "find-rate-regression", "explain-outage"
+    await trial.block(PAGE, "The command", "bash")
+    (log,) = await read_logs(trial)
 
     # One of six is lost, which is more than a tenth.
     assert log["status"] == "error"
@@ -199,101 +172,70 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     assert values["success_of_all", None, "mean"] == pytest.approx(2 / 6)
     (lost,) = [sample for sample in log["samples"] if sample["error"]]
     assert lost["id"] == "explain-outage"
-    value, reason, details = lost["scores"]["success"]
-    assert math.isnan(value)
-    assert reason
-    assert details["episode"] == lost["metadata"]["episode"]
-    assert lost["scores"]["lost"][0] == 1
+    score = lost["scores"]["success"]
+    assert math.isnan(score["value"])
+    assert score["explanation"]
+    assert score["metadata"]["episode"] == lost["metadata"]["episode"]
+    assert lost["scores"]["lost"]["value"] == 1
 
-    await run_retry(model, programs, tmp_path)
-    log, retried = await read_logs(programs, tmp_path / "logs")
+    await trial.block(PAGE, "Lost samples", "bash")
+    log, retried = await read_logs(trial)
     assert retried["status"] == "success"
-    assert retried["arguments"] == log["arguments"]
+    assert retried["eval"]["task_args_passed"] == log["eval"]["task_args_passed"]
     values = metrics(retried)
     assert values["lost", None, "count"] == 0
     assert values["success", "pass_at_3", "mean"] == 0.5
     assert values["success", "pass_k_3", "mean"] == 0.5
 
-    arguments = log["arguments"]
-    episodes = episodes_of(served, arguments["run"])
+    arguments = log["eval"]["task_args_passed"]
+    episodes = episodes_of(trial.served, arguments["run"])
     assert len(episodes) == 7
     assert sum(episode.is_lost for episode in episodes) == 1
     assert {episode.labels["model"] for episode in episodes} == {"openai/gpt-5"}
-    assert {episode.labels["eval"] for episode in episodes} == {log["eval"], retried["eval"]}
+    assert {episode.labels["eval"] for episode in episodes} == {
+        log["eval"]["eval_id"],
+        retried["eval"]["eval_id"],
+    }
     attempts = sorted([*"112233", str(lost["epoch"])])
     assert sorted(episode.labels["attempt"] for episode in episodes) == attempts
-    history = EpisodeHistory([served.state])
-    times = {details.launch_time for one in episodes if (details := history.episode(one.public_id))}
+    times = {details_of(trial.served, one.public_id).launch_time for one in episodes}
     assert times == {arguments["launch_time"]}
-    await assert_no_handle_in(tmp_path / "logs", served, programs)
 
-    shown = await decathlon(
-        programs, "runs", arguments["run"], "--leaderboard", "--split", "test", state=served.state
-    )
+    run, state = arguments["run"], ("--state", trial.served.state)
+    decathlon = trial.programs / "decathlon-mcp"
+    words = [decathlon, "runs", run, "--leaderboard", "--split", "test", *state]
+    shown = await output_of(words, trial.folder, trial.environment)
     # The lost epoch was played again.
     assert "2 tasks, attempts at each: 3" in shown
     assert "pass@1 0.500 ± 0.000" in shown
     assert "pass@3 0.500, pass^3 0.500" in shown
     assert "lost" not in shown
 
-    out = tmp_path / "exported"
-    await decathlon(
-        programs, "export", arguments["run"], "--to", "inspect", "--output", str(out), state=served.state
-    )
-    await assert_no_handle_in(out, served, programs)
-    frames = await anyio.run_process(
-        [str(programs / "python"), str(PROGRAMS / "inspect_frames.py"), str(out)],
-        env={**os.environ, "PYTHONPATH": ""},
-    )
-    frame = json.loads(frames.stdout)
-    assert {row["uuid"] for row in frame["samples"]} == {episode.public_id for episode in episodes}
-    assert [row["uuid"] for row in frame["samples"] if row["error"]] == [lost["metadata"]["episode"]]
+    words = [decathlon, "export", run, "--to", "inspect", "--output", trial.folder / "exported", *state]
+    await output_of(words, trial.folder, trial.environment)
+    await read_logs(trial, "exported")
+    (text,) = await trial.program("inspect_frames.py", "exported")
+    frame = json.loads(text)
+    assert set(frame["errors"]) == {episode.public_id for episode in episodes}
+    assert [name for name, error in frame["errors"].items() if error] == [lost["metadata"]["episode"]]
     calls = sum(episode.calls or 0 for episode in episodes)
     assert (frame["tool events"], frame["tool calls"]) == (calls, calls)
 
 
-async def run_retry(model: Model, programs: Path, folder: Path) -> None:
-    text = block(PAGE, "Lost samples", "bash").text
-    process = await anyio.run_process(
-        ["bash", "-c", text],
-        cwd=folder,
-        env={**os.environ, **environment(model, programs)},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout.decode()
-
-
-async def decathlon(programs: Path, *words: str, state: Path) -> str:
-    process = await anyio.run_process(
-        [str(programs / "decathlon-mcp"), *words, "--state", str(state)],
-        env={**os.environ, "PYTHONPATH": ""},
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr.decode()
-    return process.stdout.decode()
-
-
-async def test_a_limit_of_messages_truncates_the_attempt_and_it_is_graded(
-    served: Served, model: Model, programs: Path, tmp_path: Path
-) -> None:
-    await run_page("Limits", model, programs, tmp_path)
-    (log,) = await read_logs(programs, tmp_path / "limited")
+async def test_a_limit_of_messages_truncates_the_attempt_and_it_is_graded(trial: Trial) -> None:
+    await trial.block(PAGE, "Limits", "bash")
+    (log,) = await read_logs(trial, "limited")
     (sample,) = log["samples"]
-    assert (log["status"], sample["error"], sample["limit"]) == ("success", None, "message")
-    assert sample["scores"]["reward"][2]["truncated"] is True
-    assert served.episodes.live == []
+    assert (log["status"], sample["error"], sample["limit"]["type"]) == ("success", None, "message")
+    assert sample["scores"]["reward"]["metadata"]["truncated"] is True
 
 
-async def test_a_cancelled_evaluation_closes_its_episode(
-    served: Served, model: Model, programs: Path, tmp_path: Path
-) -> None:
+async def test_a_cancelled_evaluation_closes_its_episode(trial: Trial, model: Model) -> None:
     model.hang = "tune-reactor"
     async with await anyio.open_process(
-        command(model, "-T", "tasks=tune-reactor"),
-        cwd=tmp_path,
-        env={**os.environ, **environment(model, programs)},
+        [*map(str, command(trial, "-T", "tasks=tune-reactor"))],
+        cwd=trial.folder,
+        env={**os.environ, **trial.environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -301,47 +243,40 @@ async def test_a_cancelled_evaluation_closes_its_episode(
         with anyio.fail_after(300):
             while not await anyio.to_thread.run_sync(model.hangs.wait, 1, abandon_on_cancel=True):
                 assert process.returncode is None
-            (episode,) = served.episodes.live
+            (episode,) = trial.served.episodes.live
             process.send_signal(signal.SIGINT)
             await process.wait()
-    assert served.episodes.live == []
-    details = EpisodeHistory([served.state]).episode(public_id(episode.id))
-    assert details is not None
-    assert details.summary.ending == str(Ending.CLOSED)
+    assert trial.served.episodes.live == []
+    assert details_of(trial.served, public_id(episode.id)).summary.ending == str(Ending.CLOSED)
 
 
-async def test_tasks_that_cannot_be_played_are_named_or_skipped(
-    served: Served, model: Model, programs: Path, tmp_path: Path
-) -> None:
-    model.wrong = {"tune-reactor"}
+async def test_tasks_that_cannot_be_played_are_named_or_skipped(trial: Trial, model: Model) -> None:
+    model.wrong = "tune-reactor"
     tasks = "tasks=tune-reactor,no-such-task"
-    status, output = await evaluate(model, programs, tmp_path, "-T", tasks)
+    status, output = await evaluate(trial, "-T", tasks)
     assert status != 0
     assert "no-such-task (there is no such task)" in output
-    assert list((served.state / "episodes").glob("*")) == []
+    assert list((trial.served.state / "episodes").glob("*")) == []
     status, output = await evaluate(
-        model, programs, tmp_path, "-T", tasks, "-T", "missing=skip", "-T", f"launch_time={LAUNCH_TIME}"
+        trial, "-T", tasks, "-T", "missing=skip", "-T", f"launch_time={LAUNCH_TIME}"
     )
     assert status == 0, output
     assert "1 of 2 tasks are skipped" in output
-    (log,) = await read_logs(programs, tmp_path / "logs")
-    assert log["metadata"]["skipped_tasks"] == ["no-such-task"]
-    assert log["arguments"]["launch_time"] == LAUNCH_TIME
-    (episode,) = episodes_of(served, log["arguments"]["run"])
-    details = EpisodeHistory([served.state]).episode(episode.public_id)
-    assert details is not None
-    assert details.launch_time == LAUNCH_TIME
+    (log,) = await read_logs(trial)
+    assert log["eval"]["metadata"]["skipped_tasks"] == ["no-such-task"]
+    arguments = log["eval"]["task_args_passed"]
+    assert arguments["launch_time"] == LAUNCH_TIME
+    (episode,) = episodes_of(trial.served, arguments["run"])
+    assert details_of(trial.served, episode.public_id).launch_time == LAUNCH_TIME
     assert [sample["id"] for sample in log["samples"]] == ["tune-reactor"]
 
 
-async def test_an_agent_of_ones_own_plays_and_gets_a_verdict(
-    served: Served, model: Model, programs: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "careful.py").write_text(block(PAGE, "Agents of your own", "python").text)
+async def test_an_agent_of_ones_own_plays_and_gets_a_verdict(trial: Trial) -> None:
+    (trial.folder / "careful.py").write_text(block(PAGE, "Agents of your own", "python").text)
     options = ("-T", "tasks=tune-reactor", "--solver", "careful.py@careful")
-    status, output = await evaluate(model, programs, tmp_path, *options)
+    status, output = await evaluate(trial, *options)
     assert status == 0, output
-    (log,) = await read_logs(programs, tmp_path / "logs")
+    (log,) = await read_logs(trial)
     assert metrics(log)["success_of_all", None, "mean"] == 1
-    assert log["samples"][0]["scores"]["reward"][2]["status"] == "scored"
-    assert served.episodes.live == []
+    assert log["samples"][0]["scores"]["reward"]["metadata"]["status"] == "scored"
+    assert trial.served.episodes.live == []

@@ -23,10 +23,10 @@ import pytest
 from decathlon_mcp.cli.command_line import run
 from decathlon_mcp.starter import oracle_ids
 from tests.docs.pages import block
+from tests.docs.snippets import INSTALL_SECONDS, install
 from tests.packaging.test_container import container_image, docker
-from tests.trainers.trainers import INSTALL_SECONDS, install, python_3_12
 
-__all__ = ["container_image", "python_3_12"]
+__all__ = ["container_image"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * INSTALL_SECONDS)]
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import block
 from tests.docs.snippets import run
-from tests.probe.serving import Served, serving
-from tests.trainers.oracles import oracles
+from tests.probe.serving import Served
+from tests.trainers.conftest import oracles
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PAGE = "docs/training.md"
-
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="host", isolation="auto") as served:
-        yield served
 
 
 async def test_the_plain_loop_plays_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import transformers
 # The managed server for OpenAI endpoints has placeholders for tokens; only Atropos' own log decodes them.
 transformers.AutoTokenizer.from_pretrained = lambda *arguments, **options: SimpleNamespace(decode=str)
 
+os.environ["ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"] = "1"
 environment_class = runpy.run_path(sys.argv[1])["Toolathlon"]
 config, servers = environment_class.config_init()
 config.ensure_scores_are_not_same = False
