@@ -97,12 +97,13 @@ class Folder:
         name, live, lost = public_id(handle), reward == LIVE, reward is LOST
         if calls is None:
             calls = sum(isinstance(entry, Call) for entry in entries or ())
-        where: JsonObject = {"suite": suite, "task": task, "labels": dict(labels or {})}
+        where = {"suite": suite, "task": task}
         origin = {"branch": branch} if branch else {}
         facts: JsonObject = {"branch": (verdict or {}).get("branch") or {}}
         row = episode_row(
             handle,
             **where,
+            labels=labels or {},
             token=token,
             phase="ready" if live else "queued",
             started_at=started_at,
@@ -134,6 +135,7 @@ class Folder:
                 "time": started_at,
                 "version": 1,
                 **where,
+                "labels": dict(labels or {}),
                 **origin,
                 "launch_time": LAUNCH_TIME,
                 "provider": "host",
