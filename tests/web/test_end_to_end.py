@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,38 @@ from decathlon_mcp.plugins.web.recording import FOLDER, Recording, find_recordin
 from tests.probe.clients import playing
 from tests.probe.serving import Served, folder_of, serving
 from tests.web.running import needs_mitmdump
-from tests.web.sites import Sites, arxiv_sites
+from tests.web.sites import Sites, sites
 
-ARXIV = Path(__file__).parents[1] / "arxiv"
-
-
+SUITE = Path(__file__).parents[1] / "arxiv" / "suite"
 pytestmark = pytest.mark.anyio
 STAND_IN = Path(__file__).with_name("fake_mitmdump.py")
 
 
+class Arxiv(BaseHTTPRequestHandler):
+    """arXiv with a single paper, in its third version."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        entry = "<entry><id>http://arxiv.org/abs/0001.00002v3</id><title>On Stilts</title></entry>"
+        feed = f'<feed xmlns="http://www.w3.org/2005/Atom">{entry}</feed>'
+        body = (feed if self.path.startswith("/api/") else self.path).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
 @asynccontextmanager
 async def recording_server(
-    folder: Path, mode: str, sites: Sites | None, **settings: Any
+    folder: Path, mode: str, running: Sites | None, **settings: Any
 ) -> AsyncGenerator[Served]:
     suite = folder / "suite"
     if not suite.exists():
-        shutil.copytree(ARXIV / "suite", suite)
+        shutil.copytree(SUITE, suite)
     values: dict[str, Any] = {"suite": (str(suite),), "provider": "host", "web": mode, **settings}
-    if sites is not None:
-        values |= {"web_address": sites.addresses, "web_authorities": sites.authority}
+    if running is not None:
+        values |= {"web_address": running.addresses, "web_authorities": running.authority}
     async with serving(folder / "state", **values) as served:
         yield served
 
@@ -59,11 +73,10 @@ def launch_time(folder: Path, verdict: dict[str, Any]) -> str:
 @pytest.mark.slow
 @needs_mitmdump
 async def test_what_was_recorded_is_replayed_after_the_sites_are_gone(tmp_path: Path) -> None:
-    papers = json.loads((ARXIV / "papers.json").read_text())
-    with arxiv_sites(tmp_path, papers) as sites:
-        async with recording_server(tmp_path, "record", sites) as served:
+    with sites(tmp_path, {("arxiv.org", "export.arxiv.org"): Arxiv}) as running:
+        async with recording_server(tmp_path, "record", running) as served:
             recorded = await play(served, "ti:stilts")
-        asked = len(sites.asked)
+        asked = len(running.asked)
     assert (recorded["reward"], recorded["agent_network"]) == (1.0, "none")
     assert asked == recorded["web"]["recorded"] == 4
     async with recording_server(tmp_path, "replay", None) as served:

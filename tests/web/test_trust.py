@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decathlon_mcp.payloads import source
-from tests.arxiv.authority import Authority
+from tests.web.sites import Authority
 
 BUNDLE = "-----BEGIN CERTIFICATE-----\nown\n-----END CERTIFICATE-----\n"
 

@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from tests.arxiv.arxiv_server import NAMES, Handler
 from tests.probe.clients import Player
 from tests.web.sites import sites
+from tools.fidelity.arxiv_server import NAMES, Handler
 from tools.fidelity.calls import Solution, call, write_texts
 from tools.fidelity.files import FilesOf, same, with_mistake
 from tools.fidelity.recorded_web import PAPERS, PageHandler, SearchHandler

@@ -24,10 +24,10 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.plugins.web.recording import FOLDER, Recording, find_recordings
-from tests.arxiv.arxiv_server import NAMES, Handler
 from tests.probe.clients import Player, playing
 from tests.probe.serving import Served, serving
 from tests.web.sites import Sites, sites
+from tools.fidelity.arxiv_server import NAMES, Handler
 
 ALITA = (
     "Alita: Generalist Agent Enabling Scalable Agentic Reasoning with Minimal Predefinition and Maximal "

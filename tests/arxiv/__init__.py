@@ -1,1 +1,0 @@
-"""A fake arXiv server, and a small suite whose task uses it."""
