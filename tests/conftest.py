@@ -35,10 +35,6 @@ TEST_IMAGE = "decathlon-test:latest"
 """`plugins.docker.image.STARTER_IMAGE`: the core's tests run without plug-ins too."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu-time", type=int, default=0, metavar="N", help="name the N slowest test modules")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTime())
     # Each client would read the machine's certificates, which takes 20 ms.

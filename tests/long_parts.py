@@ -13,13 +13,13 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from xml.etree import ElementTree
-
-from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 RECORD = Path(__file__).with_suffix(".json")
 
@@ -69,37 +69,22 @@ PARTS: dict[str, Part] = {
 """The docstring of a part's module says what it needs beyond the tests' environment."""
 
 
-class PartRun(BaseModel):
-    """The last run of a part."""
-
-    model_config = ConfigDict(frozen=True)
-
-    at: datetime
-    commit: str
-    passed: bool
-    minutes: float | None = None
+def read_runs() -> dict[str, dict[str, Any]]:
+    """The last run of each part that has ever run: its date, commit, minutes and result."""
+    return json.loads(RECORD.read_bytes())
 
 
-_RUNS = TypeAdapter(dict[str, PartRun])
-
-
-def read_runs() -> dict[str, PartRun]:
-    """The last run of each part that has ever run."""
-    return _RUNS.validate_json(RECORD.read_bytes()) if RECORD.exists() else {}
-
-
-def overdue(runs: dict[str, PartRun]) -> list[str]:
+def overdue(runs: dict[str, dict[str, Any]]) -> Iterator[str]:
     """A line for each part that has not passed since the code it covers changed."""
-    lines: list[str] = []
     for name, part in PARTS.items():
-        run = runs.get(name)
-        if run is None:
-            lines.append(f"{name}: no run is recorded")
-        elif not run.passed:
-            lines.append(f"{name}: failed on {run.at:%Y-%m-%d} at {run.commit}")
-        elif changed_since(run.commit, part.covers):
-            lines.append(f"{name}: the code has changed since it passed on {run.at:%Y-%m-%d} at {run.commit}")
-    return lines
+        if (run := runs.get(name)) is None:
+            yield f"{name}: no run is recorded"
+            continue
+        when = f"{run['at'][:10]} at {run['commit']}"
+        if not run["passed"]:
+            yield f"{name}: failed on {when}"
+        elif changed_since(run["commit"], part.covers):
+            yield f"{name}: the code has changed since it passed on {when}"
 
 
 def changed_since(commit: str, paths: tuple[str, ...]) -> bool:
@@ -130,10 +115,9 @@ def _run(part: str) -> bool:
     commit = subprocess.run(
         ("git", "rev-parse", "--short", "HEAD"), check=True, capture_output=True, text=True
     ).stdout.strip()
-    now = datetime.now(UTC).replace(microsecond=0)
-    runs = {**read_runs(), part: PartRun(at=now, commit=commit, passed=passed, minutes=minutes)}
-    shown = {name: runs[name].model_dump(mode="json", exclude_none=True) for name in PARTS if name in runs}
-    RECORD.write_text(json.dumps(shown, indent=2) + "\n")
+    at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    runs = {**read_runs(), part: {"at": at, "commit": commit, "passed": passed, "minutes": minutes}}
+    RECORD.write_text(json.dumps({name: runs[name] for name in PARTS if name in runs}, indent=2) + "\n")
     return passed
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import anyio
@@ -62,30 +62,14 @@ class Agent:
         """Run a Python program; returns stdout and stderr."""
         return await self._text("root__python", code=code)
 
-    async def attack(
-        self,
-        attack: Attack | str,
-        task: str = "sum-prices",
-        *,
-        outputs: Sequence[str] = (),
-        answers: Mapping[str, str] | None = None,
-        program: str | None = None,
-        content: str = "",
-    ) -> str:
+    async def attack(self, attack: Attack | str, task: str = "sum-prices", **options: Any) -> str:
         """Carry out an attack that the audit knows, or the one with this name; see `shell_command`."""
         if isinstance(attack, str):
             (attack,) = named(attack).values()
-        command = shell_command(
-            attack,
-            root="/episode",
-            task=f"/episode/tasks/cheats/{task}",
-            workspace="/episode/workspace",
-            outputs=outputs,
-            answers=answers,
-            program=program,
-            content=content,
+        options = {"outputs": (), "task": f"/episode/tasks/cheats/{task}", **options}
+        return await self.shell(
+            shell_command(attack, root="/episode", workspace="/episode/workspace", **options)
         )
-        return await self.shell(command)
 
     async def claim(self, answer: str | None = None) -> str:
         return await self._text("claim_done", **({} if answer is None else {"answer": answer}))
@@ -99,28 +83,21 @@ class Agent:
         return content.text
 
 
-class OpenEpisode(Protocol):
-    """Starts an episode of a task; see `open_episode`."""
-
-    def __call__(self, served: Served, task: str) -> AbstractAsyncContextManager[Agent]: ...
+OpenEpisode = Callable[[Served, str], AbstractAsyncContextManager[Agent]]
+"""Starts an episode of a task; see `open_episode`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheatServer:
-    """A server with a second, honest agent, the bystander. No cheat may affect it.
-
-    `open`: how the episodes of the cheats start.
-    """
+    """A server with a second, honest agent, the bystander. No cheat may affect it."""
 
     served: Served
     bystander: Agent
     open: OpenEpisode
+    """How the episodes of the cheats start."""
 
-    @asynccontextmanager
-    async def episode(self, task: str) -> AsyncGenerator[Agent]:
-        """Start an episode of this task."""
-        async with self.open(self.served, task) as agent:
-            yield agent
+    def episode(self, task: str) -> AbstractAsyncContextManager[Agent]:
+        return self.open(self.served, task)
 
     @asynccontextmanager
     async def unrewarded_episode(
@@ -130,7 +107,7 @@ class CheatServer:
 
         `or_forfeited`: that status is right too. Also check that the bystander can still play.
         """
-        async with self.open(self.served, task) as agent:
+        async with self.episode(task) as agent:
             yield agent
             verdict = await agent.verdict()
         assert verdict["status"] in (status, *["forfeited"] * or_forfeited), verdict
@@ -216,7 +193,7 @@ async def forked_cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
         while kind.process is None:
             assert kind.why_cold is None
             await kind.changed.wait()
-    cold: list[tuple[str, str]] = []
+    cold: list[tuple[str, ...]] = []
 
     @asynccontextmanager
     async def open_fork(served: Served, task: str) -> AsyncGenerator[Agent]:
@@ -225,8 +202,8 @@ async def forked_cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
             assert not cold
             yield agent
 
-    def note(server: str, reason: str) -> None:
-        cold.append((server, reason))
+    def note(*reason: str) -> None:
+        cold.append(reason)
 
     with patch.object(preloads, "note", note):
         async with cheat_server(served) as server:

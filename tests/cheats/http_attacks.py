@@ -175,17 +175,11 @@ async def expensive_bodies(host: str, port: int) -> None:
             await send(host, port, request("/mcp", body, Connection="close", **head))
 
 
-async def forms_of_a_page(host: str, port: int, *, count: int = 100) -> None:
+async def forms_of_a_page(host: str, port: int) -> None:
     """Send forms of the largest size to the page: all of each but its last byte, or full of escapes."""
     size = 4 * MIB
-    lines = (
-        "POST /page/session HTTP/1.1",
-        "Host: 127.0.0.1",
-        "Sec-Fetch-Site: same-origin",
-        "Content-Type: application/x-www-form-urlencoded",
-        f"Content-Length: {size}",
-    )
-    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    head = b"POST /page/session HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: same-origin\r\n"
+    head += b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: %d\r\n\r\n" % size
 
     async def begin() -> None:
         with suppress(TimeoutError):
@@ -193,7 +187,7 @@ async def forms_of_a_page(host: str, port: int, *, count: int = 100) -> None:
                 await send(host, port, head + b"secret=" + b"x" * (size - 8))
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(count):
+        for _ in range(100):
             tasks.create_task(begin())
         for _ in range(8):
             tasks.create_task(send(host, port, head + (b"secret=" + b"%41" * (size // 3))[:size]))
@@ -243,9 +237,7 @@ async def unfinished_requests(host: str, port: int, *, count: int = 200, seconds
             tasks.start_soon(hold, beginnings[number % len(beginnings)])
 
 
-async def responses_that_are_never_read(
-    host: str, port: int, *, count: int = 50, seconds: float = 90
-) -> None:
+async def responses_that_are_never_read(host: str, port: int) -> None:
     """Connections that send requests for large responses and read nothing."""
     session = await open_session(host, port)
     call = request("/mcp", rpc("tools/list", {}), Mcp_Session_Id=session)
@@ -255,7 +247,7 @@ async def responses_that_are_never_read(
             reader, writer = await asyncio.open_connection(host, port, limit=1)
             reader._transport.pause_reading()  # type: ignore[attr-defined]  # pyright: ignore
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(90):
                     while True:
                         writer.write(call)
                         await writer.drain()
@@ -264,13 +256,13 @@ async def responses_that_are_never_read(
                 writer.transport.abort()
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(count):
+        for _ in range(50):
             tasks.start_soon(hold)
 
 
-async def many_connections(host: str, port: int, *, count: int = 2_000, seconds: float = 10) -> None:
+async def many_connections(host: str, port: int) -> None:
     """Idle connections."""
-    await unfinished_requests(host, port, count=count, seconds=seconds)
+    await unfinished_requests(host, port, count=2_000, seconds=10)
 
 
 ATTACKS: tuple[Attack, ...] = (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.lowlevel
@@ -55,15 +56,11 @@ class Relay:
 
         self._tasks.start_soon(accept, self._listening)
 
-    async def stop_listening(self) -> None:
-        """Refuse new connections until `listen`."""
+    async def refuse(self) -> None:
+        """Close all connections, and refuse new ones until `listen`."""
         assert self._listening is not None
         self._listening.cancel()
         await anyio.lowlevel.checkpoint()
-
-    async def refuse(self) -> None:
-        """Close all connections, and refuse new ones until `listen`."""
-        await self.stop_listening()
         await self.cut()
 
     async def serve(self, client: SocketStream) -> None:
@@ -72,13 +69,13 @@ class Relay:
                 self.sent += await client.receive()
                 await client.send(b"HTTP/1.1 %d Sorry\r\ncontent-length: 0\r\n\r\n" % self.statuses.pop(0))
             return
-        limit = self.reply_limits.pop(0) if self.reply_limits else None
+        limit = self.reply_limits.pop(0) if self.reply_limits else sys.maxsize
         server = await anyio.connect_tcp("127.0.0.1", self.port)
         self._open |= {client, server}
         self.connected.set()
         async with client, server, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._copy_requests, client, server)
-            await self._copy_replies(server, client, limit)
+            tasks.start_soon(self._copy, client, server, sys.maxsize, self.sent)
+            await self._copy(server, client, limit, bytearray())
             tasks.cancel_scope.cancel()
         self._open -= {client, server}
 
@@ -88,25 +85,14 @@ class Relay:
         for stream in list(self._open):
             await anyio.aclose_forcefully(stream)
 
-    async def _copy_requests(self, client: SocketStream, server: SocketStream) -> None:
-        try:
-            async for chunk in client:
-                self.sent += chunk
-                await server.send(chunk)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
-
-    async def _copy_replies(self, server: SocketStream, client: SocketStream, limit: int | None) -> None:
-        remaining = limit
-        try:
-            async for chunk in server:
-                await client.send(chunk if remaining is None else chunk[:remaining])
-                if remaining is not None:
-                    remaining -= len(chunk)
-                    if remaining <= 0:
-                        return
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
+    async def _copy(self, source: SocketStream, target: SocketStream, limit: int, seen: bytearray) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for chunk in source:
+                seen += chunk
+                await target.send(chunk[:limit])
+                limit -= len(chunk)
+                if limit <= 0:
+                    return
 
 
 def port_of(served: Served) -> int:

@@ -38,8 +38,7 @@ class Outcome(ReplyHandler):
         check_json(line, max_depth=MAX_DEPTH)
         result = as_object(message.get("result"))
         if result is not None:
-            shortened = cut(result, "/folder", 20)
-            if shortened is not None:
+            if (shortened := cut(result, "/folder", 20)) is not None:
                 assert shortened.full_text is not None
                 assert shortened.full_text[:20] in shortened.result["content"][0]["text"]
                 json.dumps(shortened.result)
@@ -55,33 +54,22 @@ class Outcome(ReplyHandler):
         json.dumps(params)
 
 
+def new_session() -> McpSession:
+    return McpSession("files", lambda line: None, lambda method, params: None)
+
+
 def check(data: bytes) -> None:
     """Raise AssertionError, or an error that no reader may raise, if one misbehaves on these bytes."""
-    _check_lines(data)
-    _check_handshake(data)
-
-
-def _session() -> tuple[McpSession, list[Outcome]]:
-    sent: list[bytes] = []
-    session = McpSession("files", sent.append, lambda method, params: None)
-    outcomes = [Outcome(), Outcome()]
+    session, outcomes = new_session(), [Outcome(), Outcome()]
     for outcome in outcomes:
         session.request("tools/call", {"name": "read", "_meta": {"progressToken": "t"}}, outcome)
-    return session, outcomes
-
-
-def _check_lines(data: bytes) -> None:
-    session, outcomes = _session()
     lines = LineSplitter(LIMIT_BYTES, session.receive_line, session.receive_overlong)
     for start in range(0, len(data), CHUNK_BYTES):
         lines.feed(data[start : start + CHUNK_BYTES])
     session.fail_all(RequestError(wire.SERVER, "ended"))
     assert [len(outcome.outcomes) for outcome in outcomes] == [1, 1]
-
-
-def _check_handshake(data: bytes) -> None:
     ends: list[Any] = []
-    session = McpSession("files", lambda line: None, lambda method, params: None)
+    session = new_session()
     Handshake(session, ends.append, ends.append).start()
     for line in data.split(b"\n"):
         session.receive_line(line)

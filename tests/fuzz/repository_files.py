@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,33 +30,23 @@ from tests.fuzz import run_for_minutes
 SECRET = "canary"
 """In a commit, and in the name of a file, of the repository outside."""
 PATHS = (".git", "objects", "refs", "info", "a", "b", "..", ".", "", "truth", "library", "workspace", "store")
+IN_GIT = (
+    *("commondir", "config", "config.worktree", "gitdir", "objects/info", "objects/info/alternates"),
+    *("remotes/old", "worktrees/t/commondir", "worktrees/t/gitdir"),
+)
 FILES = (
-    "library/.git",
-    "library/.git/commondir",
-    "library/.git/config",
-    "library/.git/config.worktree",
-    "library/.git/gitdir",
-    "library/.git/objects/info",
-    "library/.git/objects/info/alternates",
-    "library/.git/remotes/old",
-    "library/.git/worktrees/t/commondir",
-    "library/.git/worktrees/t/gitdir",
-    "library/.gitmodules",
-    "library/a/b/.git",
-    "library/a/b/info/alternates",
-    "library/a/b/notes",
-    "store/info",
-    "tree/.git",
+    *(
+        "library/.git",
+        *(f"library/.git/{name}" for name in IN_GIT),
+        "library/.gitmodules",
+        "library/a/b/.git",
+    ),
+    *("library/a/b/info/alternates", "library/a/b/notes", "store/info", "tree/.git"),
 )
 QUOTED = '"{}"\n'
 KEYS = ("remote.origin.url", "branch.main.remote", "core.worktree", "remote.pushDefault", "include.path")
 COMMANDS = (
-    ("log", "--all", "--patch", "-3"),
-    ("fetch",),
-    ("fetch", "old"),
-    ("log", "-1", "--patch", "FETCH_HEAD"),
-    ("ls-files", "--others"),
-    ("show",),
+    *("log --all --patch -3", "fetch", "fetch old", "log -1 --patch FETCH_HEAD", "ls-files --others", "show"),
 )
 
 
@@ -117,28 +108,22 @@ class Machine:
     def check(self, files: Mapping[str, str]) -> None:
         """Raise AssertionError if git shows anything of the repository outside."""
         self.examples += 1
-        workspace = self.top / "workspace"
+        workspace, archive = self.top / "workspace", self.top / "workspace.tar"
         shutil.rmtree(workspace, ignore_errors=True)
         shutil.copytree(self.top / "honest", workspace / "library")
         for name, text in files.items():
             _write(workspace / name, text.replace("{top}", str(self.top)))
-        archive = self.top / "workspace.tar"
         pack_folder(workspace, archive, 1 << 30, below=self.top)
         shutil.rmtree(workspace)
-        clean = CleanWorkspace(
-            archive,
-            prefix="workspace",
-            limit_bytes=1 << 30,
-            limit_members=10_000,
-            root=PurePosixPath(self.top),
-        )
+        limits: Any = {"limit_bytes": 1 << 30, "limit_members": 10_000}
+        clean = CleanWorkspace(archive, prefix="workspace", root=PurePosixPath(self.top), **limits)
         data = b"".join(archive_chunks(clean.entries()))
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             extract(tar, self.top)
         for folder in ("library", "tree", "library/a/b"):
             if os.path.lexists(workspace / folder / ".git"):
-                commands: Sequence[tuple[str, ...]] = (*COMMANDS, ("show", self._head))
-                output = "".join(self._git(workspace / folder, *command) for command in commands)
+                commands = (*COMMANDS, f"show {self._head}")
+                output = "".join(self._git(workspace / folder, *command.split()) for command in commands)
                 assert SECRET not in output, (files, output)
 
     def _git(self, folder: Path, *arguments: str) -> str:
@@ -151,15 +136,9 @@ class Machine:
             "PATH": os.environ["PATH"],
         }
         done = subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
+            ("git", "-C", folder, *arguments), env=environment, timeout=60, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         return done.stdout.decode("utf-8", "backslashreplace")
 
 

@@ -7,6 +7,8 @@ line as a message, and all of them instead of one.
 from __future__ import annotations
 
 import json
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from decathlon_sandbox import wire
@@ -17,6 +19,7 @@ from decathlon_mcp.driver.link import DriverLink
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import ViolationError
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError
+from decathlon_mcp.json_limits import check_json
 from decathlon_mcp.plugins.tunnels import MAX_TUNNELS, Tunnels
 from decathlon_mcp.types import as_json, as_object
 
@@ -27,40 +30,26 @@ CHUNK_BYTES = 7
 """The stream is received in chunks of this length, so that lines are put together."""
 
 
-class NoStream:
-    """A sandbox whose stream is not used: `check` carries the bytes."""
-
-    stream: Any = None
-
-    async def reopen(self) -> None:
-        raise NotImplementedError
-
-
-class Tasks:
-    """Records the connections that would be dialled."""
-
-    def __init__(self) -> None:
-        self.started: list[Any] = []
-
-    def start_soon(self, function: Any, *arguments: Any) -> None:
-        self.started.append(arguments)
-
-
 async def dial() -> Any:
     raise NotImplementedError
 
 
 def check(data: bytes) -> None:
     """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
-    tasks: Any = Tasks()
-    sandbox: Any = NoStream()
-    link: Any = DriverLink(sandbox)
+    dialled: list[Any] = []
+
+    def start_soon(*arguments: Any) -> None:
+        dialled.append(arguments)
+
+    # `check` carries the bytes of the sandbox's stream, and no connection is made.
+    link: Any = DriverLink(cast("Any", SimpleNamespace(stream=None)))
     link._lines = Lines(LIMIT_BYTES)
-    link._tasks = tasks
+    link._tasks = SimpleNamespace(start_soon=start_soon)
     outcomes: list[Any] = []
     notifications: list[Notification] = []
     for number in (1, 2):
-        link.send(number, wire.CALL, {}, _read, outcomes.append, notifications.append)
+        read = partial(read_reply, server="files")
+        link.send(number, wire.CALL, {}, read, outcomes.append, notifications.append)
     tunnels: Any = Tunnels(link.notify, link.spawn)
     link.channel = tunnels
     tunnels.forward({PORT: dial})
@@ -74,12 +63,14 @@ def check(data: bytes) -> None:
     counts = len(outcomes), len(notifications)
     _receive(link, data)
     assert (len(outcomes), len(notifications)) == counts
-    assert len(tasks.started) <= MAX_TUNNELS
+    assert len(dialled) <= MAX_TUNNELS
     for tunnel in tunnels._open.values():
         assert len(tunnel._buffer) <= wire.WINDOW_BYTES
         assert 0 <= tunnel._send_window_bytes <= wire.WINDOW_BYTES
     for notification in notifications:
-        _check_notification(notification)
+        assert len(notification.params) <= wire.MAX_NOTIFICATION_BYTES
+        if (params := notification.decoded()) is not None:
+            _check_value(without_own_meta(params))
     assert len(outcomes) + len(link._pending) == 2
     for outcome in outcomes:
         _check_outcome(outcome)
@@ -95,20 +86,10 @@ def _receive(link: Any, data: bytes) -> bool:
     return True
 
 
-def _read(payload: bytes) -> Reply:
-    return read_reply(payload, server="files")
-
-
-def _check_notification(notification: Notification) -> None:
-    assert len(notification.params) <= wire.MAX_NOTIFICATION_BYTES
-    params = notification.decoded()
-    if params is not None:
-        _check_value(without_own_meta(params))
-
-
 def _check_outcome(outcome: Any) -> None:
     if isinstance(outcome, DriverError):
-        _check_error(outcome)
+        assert outcome.data["reason"] in {*wire.REASONS.values(), "invalid_reply"}
+        _check_value(outcome.data)
     elif not isinstance(outcome, CallTimeoutError | LimitExceededError):
         assert isinstance(outcome, Reply)
         (value,) = outcome.decoded().values()
@@ -120,27 +101,11 @@ def _check_outcome(outcome: Any) -> None:
             assert outcome.is_error == bool(value.get("isError"))
 
 
-def _check_error(error: DriverError) -> None:
-    assert error.data["reason"] in {*wire.REASONS.values(), "invalid_reply"}
-    _check_value(error.data)
-
-
-def _children(parent: Any) -> list[Any]:
-    values = as_object(parent)
-    return parent if values is None else list(values.values())
-
-
 def _check_value(value: Any) -> None:
     """A value that goes to clients and into the log."""
     assert type(value) is dict
-    assert json.loads(as_json(cast("Any", value))) is not None
-    level: list[Any] = [value]
-    depth = 0
-    while level:
-        depth += 1
-        assert depth <= MAX_DEPTH + 1
-        level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
-    own = [
-        key for key in as_object(cast("Any", value).get("_meta")) or {} if key.lower().startswith(OWN_PREFIX)
-    ]
-    assert own in ([], [OVERLONG_KEY])
+    text = as_json(cast("Any", value))
+    assert json.loads(text) is not None
+    check_json(text.encode() if isinstance(text, str) else text, max_depth=MAX_DEPTH + 1)
+    meta = as_object(cast("Any", value).get("_meta")) or {}
+    assert [key for key in meta if key.lower().startswith(OWN_PREFIX)] in ([], [OVERLONG_KEY])

@@ -12,14 +12,16 @@ import os
 import subprocess
 import sys
 import threading
-import venv
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.docs.pages import REPOSITORY
+from tests.docs.snippets import install
+
 TIMEOUT_SECONDS = 1200
 """Some fifty packages are downloaded into an empty cache, on a machine that may be busy."""
 
@@ -28,18 +30,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_SECONDS)]
 
 def run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command in an empty home."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
-    folders = {name: str(folder / name.lower()) for name in ("HOME", "XDG_STATE_HOME", "UV_CACHE_DIR")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
+    environment |= {name: str(folder / name) for name in ("HOME", "XDG_STATE_HOME", "UV_CACHE_DIR")}
     return subprocess.run(
-        command,
-        cwd=folder,
-        env={**inherited, **folders},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SECONDS,
-    )
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, timeout=TIMEOUT_SECONDS,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +54,15 @@ def index(wheel: Path) -> Generator[str]:
     """The address of an index that has this wheel only. A listing of the folder is a page of an index."""
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(wheel.parents[2]))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/simple"
-        finally:
-            server.shutdown()
-            thread.join()
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
 
 
 def test_uvx_plays_the_demo_from_an_index(index: str, tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
-    venv.create(tools, with_pip=True)
-    installed = run(tools / "bin" / "pip", "install", "--quiet", "uv", folder=tmp_path)
-    assert installed.returncode == 0, installed.stderr
+    tools = anyio.run(install, tmp_path, "uv")
     done = run(
-        tools / "bin" / "uvx",
+        tools / "uvx",
         *("--index", index, "--python", sys.executable),
         *("--from", "decathlon-mcp[server,starter]", "decathlon-mcp", "demo"),
         folder=tmp_path,
@@ -83,10 +72,8 @@ def test_uvx_plays_the_demo_from_an_index(index: str, tmp_path: Path) -> None:
 
 
 def test_a_bare_installation_answers_help_and_names_the_extra(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "bare", with_pip=True)
-    installed = run(tmp_path / "bare" / "bin" / "pip", "install", "--quiet", str(wheel), folder=tmp_path)
-    assert installed.returncode == 0, installed.stderr
-    command = tmp_path / "bare" / "bin" / "decathlon-mcp"
+    programs = anyio.run(install, tmp_path, str(wheel))
+    command = programs / "decathlon-mcp"
     helped = run(command, "--help", folder=tmp_path)
     assert (helped.returncode, helped.stderr) == (0, "")
     assert "Only the client is installed" in helped.stdout
@@ -95,5 +82,5 @@ def test_a_bare_installation_answers_help_and_names_the_extra(wheel: Path, tmp_p
         assert refused.returncode == 1, words
         assert "to install the server" in refused.stderr
         assert "Traceback" not in refused.stderr
-    imported = run(tmp_path / "bare" / "bin" / "python", "-c", "import decathlon_client", folder=tmp_path)
+    imported = run(programs / "python", "-c", "import decathlon_client", folder=tmp_path)
     assert imported.returncode == 0, imported.stderr

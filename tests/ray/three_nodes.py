@@ -14,8 +14,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -31,6 +29,7 @@ from decathlon_client import Decathlon, Episode, NodeLostError, Result
 
 from decathlon_mcp.http.authentication import new_token
 from tests.docs.pages import REPOSITORY
+from tests.docs.snippets import install
 from tests.ports import free_port
 from tests.probe.serving import SUITE
 
@@ -50,11 +49,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with Ray and this project."""
     if given := os.environ.get("DECATHLON_RAY"):
         return Path(given) / "bin"
-    folder = tmp_path_factory.mktemp("ray")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install = [folder / "bin" / "pip", "install", "--quiet", f"{REPOSITORY}[server,ray]"]
-    subprocess.run(install, check=True)
-    return folder / "bin"
+    return anyio.run(install, tmp_path_factory.mktemp("ray"), f"{REPOSITORY}[server,ray]")
 
 
 @dataclass
@@ -109,7 +104,11 @@ class Cluster:
 
     def servers(self) -> list[int]:
         """Its nodes' servers, and their supervisors."""
-        return [pid for pid in self.processes() if _is_server(pid)]
+        found: list[int] = []
+        for pid in self.processes():
+            with suppress(OSError):
+                found += [pid] * (b"decathlon_mcp.cli" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return found
 
     def signal(self, number: int, node: str | None = None) -> None:
         for pid in self.processes(node):
@@ -154,12 +153,6 @@ class Cluster:
                 await anyio.sleep(0.5)
 
 
-def _is_server(pid: int) -> bool:
-    with suppress(OSError):
-        return b"decathlon_mcp.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
-
-
 @asynccontextmanager
 async def cluster_of(programs: Path, folder: Path, nodes: int, *options: str) -> AsyncGenerator[Cluster]:
     """Start a cluster as the documentation says; at the end nothing of it is left."""
@@ -201,10 +194,6 @@ async def solve(e: Episode) -> str:
     await e.call("probe__write", {"path": "answer.txt", "text": "42"})
     await e.claim_done()
     return e.address
-
-
-def node_of(address: str) -> str:
-    return address.partition("/episodes/")[0]
 
 
 @pytest.fixture
@@ -281,6 +270,6 @@ async def test_96_episodes_of_which_a_third_lose_their_node(
                 async with d.batch(["find-answer"] * 12, concurrency=6, progress=False) as batch:
                     again = [result async for result in batch.run(solve)]
             assert [result.reward for result in again] == [1.0] * 12
-            assert len({node_of(str(result.played)) for result in again}) == NODES
+            assert len({str(result.played).partition("/episodes/")[0] for result in again}) == NODES
     assert containers(docker_engine) == before
     assert not cluster.processes()

@@ -8,12 +8,13 @@ import runpy
 import shutil
 import sqlite3
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -22,24 +23,17 @@ from decathlon_client.client_values import CLAIM
 from decathlon_client.script import Step
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp_types import TextContent
+from mcp_types import CallToolResult, TextContent
 
 from decathlon_mcp.starter import suite_path
 from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.types import JsonObject
 from tests.forks import in_fork
 
 LAUNCH_TIME = "2026-05-06 08:30:00 Wednesday"
 PROFILE = load_suite(suite_path()).profile
 ENVIRONMENT = dict(PROFILE.environment)
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """An evaluator's result."""
-
-    exit_code: int
-    output: str
 
 
 @dataclass(frozen=True)
@@ -62,8 +56,9 @@ class Bench:
     def log(self) -> Path:
         return self.root / PROFILE.log_file
 
-    def prepare(self) -> None:
-        """Copy the suite's shared code and the task, and set up its workspace."""
+    def prepare(self) -> Self:
+        """Copy the suite's shared code and the task to a new folder, and set up its workspace."""
+        self.root.mkdir()
         for name in PROFILE.common:
             shutil.copytree(suite_path() / name, self.root / name)
         shutil.copytree(suite_path() / "tasks" / "starter" / self.task, self.folder)
@@ -72,9 +67,10 @@ class Bench:
             shutil.copytree(initial, self.workspace, dirs_exist_ok=True)
         if (self.folder / "preprocess" / "main.py").is_file():
             done = self.run("preprocess", "--launch_time", self.launch_time)
-            assert done.exit_code == 0, done.output
+            assert done.returncode == 0, done.stdout
+        return self
 
-    def run(self, part: str, *arguments: str) -> Outcome:
+    def run(self, part: str, *arguments: str) -> CompletedProcess[str]:
         """Run one of the task's modules from the root, in a fork: a new process would import MCP again."""
         module = f"tasks.starter.{self.task}.{part}.main"
 
@@ -84,19 +80,16 @@ class Bench:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
 
         environment = {**os.environ, **ENVIRONMENT, "PATH": PATH}
-        done = in_fork(execute, folder=self.root, environment=environment, merged=True)
-        return Outcome(done.returncode, done.stdout)
+        return in_fork(execute, folder=self.root, environment=environment, merged=True)
 
     def answer(self, text: str | None) -> None:
         """Write the log of an episode whose final answer is this text."""
         messages = [{"role": "user", "content": "..."}, {"role": "assistant", "content": text}]
         self.log.parent.mkdir(exist_ok=True)
-        self.log.write_text(
-            json.dumps({"status": "success", "messages": messages, "tool_calls": {}, "key_stats": {}})
-        )
+        log: JsonObject = {"status": "success", "messages": messages, "tool_calls": {}, "key_stats": {}}
+        self.log.write_text(json.dumps(log))
 
-    def evaluate(self) -> Outcome:
-        """Run the evaluator."""
+    def evaluate(self) -> CompletedProcess[str]:
         if not self.log.exists():
             self.answer(None)
         groundtruth = self.folder / "groundtruth_workspace"
@@ -109,8 +102,8 @@ class Bench:
     def assert_fails(self, reason: str) -> None:
         """Assert that the evaluator fails the attempt for this reason."""
         outcome = self.evaluate()
-        assert outcome.exit_code == 1, outcome.output
-        assert reason in outcome.output.splitlines()[-1]
+        assert outcome.returncode == 1, outcome.stdout
+        assert reason in outcome.stdout.splitlines()[-1]
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace a text in a file of the workspace; the text must be there."""
@@ -124,22 +117,14 @@ class Bench:
         (self.workspace / name).write_text(json.dumps({**value, **fields}))
 
     def move(self, old: str, new: str) -> None:
-        """Move a file of the workspace."""
         (self.workspace / new).parent.mkdir(parents=True, exist_ok=True)
         (self.workspace / old).rename(self.workspace / new)
 
     def sql(self, database: str, *statements: str) -> None:
         """Change a database of the workspace."""
-        connection = sqlite3.connect(self.workspace / database)
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
-        connection.close()
-
-    def copy(self, root: Path) -> Bench:
-        """Copy the bench to another folder."""
-        shutil.copytree(self.root, root, symlinks=True)
-        return Bench(root, self.task, self.launch_time)
+        with closing(sqlite3.connect(self.workspace / database)) as connection, connection:
+            for statement in statements:
+                connection.execute(statement)
 
     async def play(self, steps: Sequence[Step]) -> None:
         """Play a script with the task's MCP servers; each reply must match its step."""
@@ -150,7 +135,7 @@ class Bench:
                     continue
                 server, tool = step.tool.split("__")
                 reply = await clients[server].call_tool(tool, step.resolve(str(self.workspace)))
-                text = "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
+                text = text_of(reply)
                 # A step whose failure is a part of the task expects its message.
                 assert not reply.is_error or step.expect, f"{step.tool}: {text}"
                 assert step.expect is None or step.expect in text, f"{step.tool}: {text!r}"
@@ -189,23 +174,21 @@ class Server:
     client: Client
     workspace: Path
 
-    async def call(self, tool: str, arguments: Mapping[str, object]) -> tuple[bool, str]:
-        """Call a tool; return whether it failed, and its text."""
-        with anyio.fail_after(60):
-            reply = await self.client.call_tool(tool, dict(arguments))
-        return reply.is_error, "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
-
-    async def call_ok(self, tool: str, **arguments: object) -> str:
+    async def call_ok(self, tool: str, *, fails: bool = False, **arguments: object) -> str:
         """Call a tool that must succeed, and return its text."""
-        failed, text = await self.call(tool, arguments)
-        assert not failed, text
+        with anyio.fail_after(60):
+            reply = await self.client.call_tool(tool, arguments)
+        text = text_of(reply)
+        assert reply.is_error == fails, text
         return text
 
     async def call_error(self, tool: str, **arguments: object) -> str:
         """Call a tool that must fail, and return its text."""
-        failed, text = await self.call(tool, arguments)
-        assert failed, text
-        return text
+        return await self.call_ok(tool, fails=True, **arguments)
+
+
+def text_of(reply: CallToolResult) -> str:
+    return "\n".join(part.text for part in reply.content if isinstance(part, TextContent))
 
 
 @asynccontextmanager

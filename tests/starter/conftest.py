@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
 from decathlon_mcp.starter import oracle
-from tests.starter.bench import LAUNCH_TIME, Bench
+from tests.starter.bench import Bench
 
-
-@dataclass(frozen=True)
-class LayOut:
-    """Prepares a task for an attempt."""
-
-    where: Path
-
-    def __call__(self, task: str, launch_time: str = LAUNCH_TIME) -> Bench:
-        root = self.where / f"episode-{len(list(self.where.iterdir()))}"
-        root.mkdir()
-        bench = Bench(root, task, launch_time)
-        bench.prepare()
-        return bench
-
-
-class Solved:
-    """Copies of tasks that their oracles solved; each oracle is played once per test run."""
-
-    def __init__(self, where: Path) -> None:
-        self.lay_out = LayOut(where)
-        self.benches: dict[str, Bench] = {}
-
-    async def __call__(self, task: str, into: Path) -> Bench:
-        if task not in self.benches:
-            bench = self.lay_out(task)
-            with anyio.fail_after(120):
-                await bench.play(oracle(task))
-            self.benches[task] = bench
-        return self.benches[task].copy(into)
-
-
-@pytest.fixture
-def lay_out(tmp_path: Path) -> LayOut:
-    return LayOut(tmp_path)
+Solved = Callable[[str, Path], Awaitable[Bench]]
 
 
 @pytest.fixture(scope="session")
 def solved(tmp_path_factory: pytest.TempPathFactory) -> Solved:
-    return Solved(tmp_path_factory.mktemp("solved"))
+    """Copies of tasks that their oracles solved; each oracle is played once per test run."""
+    benches: dict[str, Bench] = {}
+
+    async def copy(task: str, into: Path) -> Bench:
+        if task not in benches:
+            bench = Bench(tmp_path_factory.mktemp("solved") / task, task).prepare()
+            with anyio.fail_after(120):
+                await bench.play(oracle(task))
+            benches[task] = bench
+        shutil.copytree(benches[task].root, into, symlinks=True)
+        return replace(benches[task], root=into)
+
+    return copy

@@ -15,8 +15,8 @@ import pytest
 from openpyxl import Workbook, load_workbook
 
 from decathlon_mcp.starter import oracle, oracle_ids
-from tests.starter.bench import Bench
-from tests.starter.conftest import LayOut, Solved
+from tests.starter.bench import LAUNCH_TIME, Bench
+from tests.starter.conftest import Solved
 
 pytestmark = pytest.mark.anyio
 Change = Callable[[Bench], object]
@@ -337,12 +337,10 @@ WRONG: dict[str, list[tuple[Change, str]]] = {
 
 
 @pytest.mark.parametrize("task", oracle_ids())
-async def test_only_what_is_a_solution_passes(
-    task: str, lay_out: LayOut, solved: Solved, tmp_path: Path
-) -> None:
-    lay_out(task).assert_fails("FAIL: ")
+async def test_only_what_is_a_solution_passes(task: str, solved: Solved, tmp_path: Path) -> None:
+    Bench(tmp_path / "empty", task).prepare().assert_fails("FAIL: ")
     right = (await solved(task, tmp_path / "right")).evaluate()
-    assert right.exit_code == 0, right.output
+    assert right.returncode == 0, right.stdout
     for number, (change, reason) in enumerate(WRONG[task]):
         attempt = await solved(task, tmp_path / f"attempt-{number}")
         change(attempt)
@@ -356,17 +354,18 @@ async def test_programs_that_a_repository_configures_are_not_run(solved: Solved,
     git(attempt, "gc", "--quiet")
     for key in ("core.fsmonitor", "core.pager", "diff.external"):
         git(attempt, "config", key, f"touch {mark}")
-    assert attempt.evaluate().exit_code == 0
+    assert attempt.evaluate().returncode == 0
     assert not mark.exists()
 
 
 @pytest.mark.slow
-async def test_an_election_depends_on_the_launch_time_and_its_answer_is_sealed(lay_out: LayOut) -> None:
-    first, other = lay_out("recount-ballots"), lay_out("recount-ballots", "2027-01-31 23:59:59 Sunday")
+async def test_an_election_depends_on_the_launch_time_and_its_answer_is_sealed(tmp_path: Path) -> None:
+    times = (LAUNCH_TIME, "2027-01-31 23:59:59 Sunday")
+    first, other = (Bench(tmp_path / time, "recount-ballots", time).prepare() for time in times)
     tally = Path("groundtruth_workspace", "tally.json")
     sealed = (first.folder / tally).read_bytes()
     holders = [path for path in first.root.rglob("*") if path.is_file() and sealed in path.read_bytes()]
     assert holders == [first.folder / tally]
     assert (other.folder / tally).read_bytes() != sealed
     await other.play(oracle("recount-ballots"))
-    assert other.evaluate().exit_code == 0
+    assert other.evaluate().returncode == 0

@@ -69,35 +69,16 @@ def running(
 
 @dataclass(slots=True)
 class Span:
-    """What the collector has written about a span."""
+    """What the collector has written about a span; the names of `members` are the collector's."""
 
-    trace: str = ""
-    id: str = ""
-    parent: str = ""
-    name: str = ""
-    kind: str = ""
-    service: str = ""
+    service: str
+    members: dict[str, str] = field(default_factory=dict[str, str])
     attributes: dict[str, str] = field(default_factory=dict[str, str])
     events: list[str] = field(default_factory=list[str])
 
-
-def spans_in(text: str) -> list[Span]:
-    """The spans in the log of the collector."""
-    spans: list[Span] = []
-    service = ""
-    members = {"Trace ID": "trace", "ID": "id", "Parent ID": "parent", "Name": "name", "Kind": "kind"}
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("Span #"):
-            spans.append(Span(service=service))
-        elif match := re.fullmatch(r"-> service\.name: Str\((.*)\)", line):
-            service = match[1]
-        elif spans and (match := re.fullmatch(r"-> Name: (.*)", line)):
-            spans[-1].events.append(match[1])
-        elif spans and (match := re.fullmatch(r"-> ([\w.]+): \w+\((.*)\)", line)):
-            spans[-1].attributes[match[1]] = match[2]
-        elif spans and (match := re.fullmatch(r"([\w ]+?)\s*: (.*)", line)) and match[1] in members:
-            setattr(spans[-1], members[match[1]], match[2])
-    return spans
+    @property
+    def name(self) -> str:
+        return self.members["Name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +87,42 @@ class Observed:
 
     url: str
     prometheus: str
-    server: subprocess.Popen[bytes]
     collector_log: Path
     variables: dict[str, str]
 
-    def play(self, folder: Path, python: str | Path) -> str:
-        """Run the page's program with a Python and return its output."""
+    def play(self, folder: Path) -> str:
+        """Run the page's program and return its output."""
         program = folder / "traced.py"
         program.write_text(block(PAGE, "Traces", "python").text.replace(SERVER, self.url))
-        done = subprocess.run(
-            [python, program],
+        return subprocess.run(
+            [sys.executable, program],
             env={**os.environ, **self.variables},
             cwd=folder,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
             timeout=WAIT_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+            check=True,
+        ).stdout
 
     def spans(self) -> list[Span]:
-        return spans_in(self.collector_log.read_text())
+        """The spans in the log of the collector."""
+        spans: list[Span] = []
+        service = ""
+        for line in map(str.strip, self.collector_log.read_text().splitlines()):
+            if line.startswith("Span #"):
+                spans.append(Span(service))
+            elif match := re.fullmatch(r"-> service\.name: Str\((.*)\)", line):
+                service = match[1]
+            elif spans and (match := re.fullmatch(r"-> Name: (.*)", line)):
+                spans[-1].events.append(match[1])
+            elif spans and (match := re.fullmatch(r"-> ([\w.]+): \w+\((.*)\)", line)):
+                spans[-1].attributes[match[1]] = match[2]
+            elif spans and (match := re.fullmatch(r"([\w ]+?)\s*: (.*)", line)):
+                spans[-1].members.setdefault(match[1], match[2])
+        return spans
+
+    def has_span(self, name: str) -> bool:
+        return any(span.name == name for span in self.spans())
 
     def query(self, expression: str) -> list[float]:
         """The values of an expression in Prometheus, one for each series."""
@@ -159,7 +154,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         until(lambda: "Starting Rotel" in log.read_text(), "the collector did not start")
         server_log = folder / "server.log"
         command = (*COMMAND, "serve", *words)
-        server = stack.enter_context(running(command, server_log, variables))
+        stack.enter_context(running(command, server_log, variables))
         until(ready.exists, f"the server did not start: {server_log.read_text()}")
         url = ready.read_text().strip()
         # The page's configuration, every second.
@@ -174,7 +169,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         options = (f"--config.file={configuration}", f"--storage.tsdb.path={folder / 'series'}")
         options = (*options, f"--web.listen-address=127.0.0.1:{scrapes}")
         stack.enter_context(running(("prometheus", *options), folder / "prometheus.log"))
-        observed = Observed(url, f"http://127.0.0.1:{scrapes}", server, log, variables)
+        observed = Observed(url, f"http://127.0.0.1:{scrapes}", log, variables)
 
         def is_scraped() -> bool:
             try:
@@ -187,39 +182,30 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         yield observed
 
 
-def traces_named(spans: Sequence[Span], name: str) -> list[list[Span]]:
-    """The spans of each trace that begins with a span of this name."""
-    return [[span for span in spans if span.trace == first.trace] for first in spans if first.name == name]
-
-
-def parents_in(trace: Sequence[Span]) -> dict[str, list[str]]:
-    """The names of a trace's spans, and those from each one's parent to the first."""
-    by_id = {span.id: span for span in trace}
-
-    def above(span: Span) -> list[str]:
-        parent = by_id.get(span.parent)
-        return [] if parent is None else [parent.name, *above(parent)]
-
-    names = [span.name for span in trace]
-    assert len(set(names)) == len(names), f"a span is there twice: {sorted(names)}"
-    return {span.name: above(span) for span in trace}
-
-
 def test_one_trace_leads_from_the_clients_span_to_the_call_in_the_sandbox(
     observed: Observed, tmp_path: Path
 ) -> None:
-    assert observed.play(tmp_path, sys.executable).endswith("0.0\n")
-    until(lambda: any(span.name == "attempt" for span in observed.spans()), "the client's spans did not come")
-    until(lambda: any(span.name == "grade" for span in observed.spans()), "the server's spans did not come")
-    trace = traces_named(observed.spans(), "attempt")[-1]
-    parents = parents_in(trace)
+    assert observed.play(tmp_path).endswith("0.0\n")
+    until(lambda: observed.has_span("attempt"), "the client's spans did not come")
+    until(lambda: observed.has_span("grade"), "the server's spans did not come")
+    found = observed.spans()
+    trace = next(span.members["Trace ID"] for span in reversed(found) if span.name == "attempt")
+    by_id = {span.members["ID"]: span for span in found if span.members["Trace ID"] == trace}
+    spans = {span.name: span for span in by_id.values()}
+    assert len(spans) == len(by_id), f"a span is there twice: {sorted(spans)}"
+
+    def above(span: Span) -> list[str]:
+        """The names of the spans from its parent to the first."""
+        parent = by_id.get(span.members.get("Parent ID", ""))
+        return [] if parent is None else [parent.name, *above(parent)]
+
+    parents = {name: above(span) for name, span in spans.items()}
     for tool in ("start_episode", "files__list_directory", "claim_done", "evaluate"):
         assert parents[f"tools/call {tool}"] == [f"MCP send tools/call {tool}", "attempt"]
     assert parents["execute_tool list_directory"][0] == "tools/call files__list_directory"
     assert parents["set_up"][0] == "tools/call start_episode"
     assert parents["grade"][0] == "tools/call claim_done"
-    spans = {span.name: span for span in trace}
-    assert spans["tools/call evaluate"].kind == "SPAN_KIND_SERVER"
+    assert spans["tools/call evaluate"].members["Kind"] == "SPAN_KIND_SERVER"
     assert (
         spans["tools/call evaluate"].service
         == spans["execute_tool list_directory"].service
@@ -241,17 +227,18 @@ def expressions() -> list[tuple[str, str]]:
 
 
 def test_every_query_of_the_dashboard_has_values(observed: Observed, tmp_path: Path) -> None:
-    observed.play(tmp_path, sys.executable)
+    observed.play(tmp_path)
     ended = (
         'sum(decathlon_episodes_ended_total{suite="starter"}) > 0 and sum(decathlon_evaluations_total) > 0'
     )
     until(lambda: observed.query(ended) != [], "the end of the episode was not scraped")
     unanswered: list[str] = []
-    for title, expression in expressions():
+    queries = expressions()
+    for title, expression in queries:
         values = observed.query(expression)
         if not values or not all(map(math.isfinite, values)):
             unanswered.append(f"{title}: {expression}: {values}")
-    assert len(expressions()) > 40
+    assert len(queries) > 40
     assert unanswered == []
     # A query can have no values, so none of the above is true of everything.
     assert observed.query("decathlon_no_such_metric") == []
@@ -260,8 +247,5 @@ def test_every_query_of_the_dashboard_has_values(observed: Observed, tmp_path: P
 def test_prometheus_accepts_the_alerts_of_the_page(tmp_path: Path) -> None:
     file = tmp_path / "rules.yml"
     file.write_text(block(PAGE, "Alerts", "yaml").text)
-    done = subprocess.run(
-        ["promtool", "check", "rules", file], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "3 rules found" in done.stdout
+    command = ("promtool", "check", "rules", file)
+    assert b"3 rules found" in subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=True).stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,11 +74,9 @@ class Client:
 
     async def wait_until_closed(self) -> None:
         """Read until the proxy closes the connection."""
-        while True:
-            try:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:
                 await self.stream.receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError):
-                return
 
 
 @dataclass(frozen=True, slots=True)

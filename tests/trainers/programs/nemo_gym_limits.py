@@ -17,31 +17,15 @@ from omegaconf import DictConfig
 CALL = {"type": "function_call", "name": "files__read_file", "arguments": "{}", "call_id": "1", "id": "1"}
 REPLY = {"type": "function_call_output", "call_id": "1", "output": "no"}
 ROW = {"responses_create_params": {"input": "the prompt"}, "task": "tune-reactor"}
-STOPPED = ROW | {
-    "response": {
-        "id": "r",
-        "created_at": 0,
-        "model": "m",
-        "object": "response",
-        "output": [CALL, REPLY],
-        "parallel_tool_calls": False,
-        "tool_choice": "auto",
-        "tools": [],
-    }
-}
+RESPONSE = {"id": "r", "created_at": 0, "model": "m", "object": "response", "output": [CALL, REPLY]}
+STOPPED = ROW | {"response": RESPONSE | {"parallel_tool_calls": False, "tool_choice": "auto", "tools": []}}
 
 
 def resources_server(url: str, **options: float) -> ToolDecathlonResourcesServer:
-    config = ToolDecathlonConfig(
-        name="tool_decathlon",
-        host="127.0.0.1",
-        port=1,
-        entrypoint="app.py",
-        domain="agent",
-        url=url,
-        **options,
-    )
-    head = BaseServerConfig(host="127.0.0.1", port=1)
+    place = {"host": "127.0.0.1", "port": 1}
+    names = {"name": "tool_decathlon", "entrypoint": "app.py", "domain": "agent"}
+    config = ToolDecathlonConfig(**place, **names, url=url, **options)
+    head = BaseServerConfig(**place)
     client = ServerClient(head_server_config=head, global_config_dict=DictConfig({}))
     return ToolDecathlonResourcesServer(config=config, server_client=client)
 

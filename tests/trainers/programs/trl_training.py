@@ -13,12 +13,9 @@ from typing import ClassVar
 
 import trl
 from openai import OpenAI
-from text_oracle import complete
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from text_oracle import byte_tokenizer, complete
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 class OracleTrainer(GRPOTrainer):
@@ -31,22 +28,6 @@ class OracleTrainer(GRPOTrainer):
             for text in texts
         ]
         return completions, None
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per byte and Qwen3's chat template."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    byte_tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
-    byte_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    byte_tokenizer.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer, pad_token=SPECIAL_TOKENS[0], eos_token=SPECIAL_TOKENS[2]
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL_TOKENS})
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(
-        "utf-8"
-    )
-    return tokenizer
 
 
 class TinyTrainer(OracleTrainer):
@@ -74,7 +55,8 @@ class TinyTrainer(OracleTrainer):
             use_cpu=True,
             save_strategy="no",
         )
-        tokens = tokenizer()
+        template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+        tokens = byte_tokenizer(template.read_text("utf-8"))
         config = Qwen3Config(
             vocab_size=len(tokens),
             hidden_size=16,

@@ -11,13 +11,11 @@ from typing import Any
 from decathlon_client import ClientError
 from omegaconf import OmegaConf
 from openai import OpenAI
-from text_oracle import complete
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from text_oracle import byte_tokenizer, complete
 from transformers import PreTrainedTokenizerFast
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -33,19 +31,6 @@ TEMPLATE = """\
 LOG_PROBABILITY = -0.5
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokens.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, pad_token=SPECIAL_TOKENS[0], eos_token=SPECIAL_TOKENS[2]
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL_TOKENS})
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
 class OracleServer:
     """Answers with the tokens of the oracle's text."""
 
@@ -59,21 +44,12 @@ class OracleServer:
 
 
 async def rollout(loop_class: type, task: str, turns: int = 100) -> AgentLoopOutput:
-    multi_turn = {
-        "max_user_turns": None,
-        "max_assistant_turns": turns,
-        "max_parallel_calls": 1,
-        "max_tool_response_length": 256,
-        "tool_response_truncate_side": "middle",
-        "format": "hermes",
-    }
-    rollout = {
-        "prompt_length": 1 << 16,
-        "response_length": 1 << 18,
-        "multi_turn": multi_turn,
-        "full_determinism": False,
-    }
-    tokenizer = byte_tokenizer()
+    multi_turn = {"max_user_turns": None, "max_assistant_turns": turns, "max_parallel_calls": 1}
+    multi_turn |= {"max_tool_response_length": 256, "tool_response_truncate_side": "middle"}
+    multi_turn |= {"format": "hermes"}
+    rollout = {"prompt_length": 1 << 16, "response_length": 1 << 18, "full_determinism": False}
+    rollout |= {"multi_turn": multi_turn}
+    tokenizer = byte_tokenizer(TEMPLATE)
     loop = loop_class(
         trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
         server_manager=OracleServer(tokenizer),
@@ -83,13 +59,9 @@ async def rollout(loop_class: type, task: str, turns: int = 100) -> AgentLoopOut
         data_config=DictConfigWrap(OmegaConf.create({})),
     )
     output = await loop.run({}, raw_prompt=[], extra_info={"task": task})
-    generated = [
-        logprob
-        for logprob, mask in zip(output.response_logprobs, output.response_mask, strict=True)
-        if mask == 1
-    ]
-    assert generated, "nothing is trained on"
-    assert set(generated) == {LOG_PROBABILITY}, "a token of the model lost its log-probability"
+    tokens = zip(output.response_logprobs, output.response_mask, strict=True)
+    generated = {logprob for logprob, mask in tokens if mask == 1}
+    assert generated == {LOG_PROBABILITY}, "a token of the model lost its log-probability"
     assert 0 in output.response_mask, "replies are not masked"
     return output
 

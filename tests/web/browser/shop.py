@@ -80,6 +80,15 @@ fetch(`/api/riddle/${crypto.randomUUID()}`).then(async response =>
 )
 
 
+NONE: Mapping[str, str] = MappingProxyType({})
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Access-Control-Allow-Origin": "*",
+    "Alt-Svc": 'h3=":443"; ma=86400',  # nothing listens for HTTP/3
+    "Strict-Transport-Security": "max-age=86400",
+}
+
+
 class ShopHandler(BaseHTTPRequestHandler):
     """The shop, its other hosts, and a page that has a new number each time."""
 
@@ -89,62 +98,47 @@ class ShopHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if not isinstance(self.connection, ssl.SSLSocket):
-            self._answer(
-                "",
-                "text/plain",
-                status=301,
-                headers={"Location": f"https://{self.headers['Host']}{self.path}"},
-            )
+            self._answer("", status=301, headers={"Location": f"https://{self.headers['Host']}{self.path}"})
         elif path == "/":
             self._home()
         elif path == "/socket":
-            self._answer("no sockets", "text/plain", status=400)
+            self._answer("no sockets", status=400)
         elif path == "/teas.csv":
-            self._answer(
-                TEAS.decode(), "text/csv", headers={"Content-Disposition": "attachment; filename=teas.csv"}
-            )
+            attached = {"Content-Disposition": "attachment; filename=teas.csv"}
+            self._answer(TEAS.decode(), "text/csv", headers=attached)
         else:
-            texts = {"/shop.js": _SCRIPT, "/worker.js": _WORKER}
-            pages = {
-                "/riddle": _RIDDLE,
-                "/about": f"{_ICON}<h1>About</h1><p>Visitor {next(self.numbers)}</p>",
+            number = next(self.numbers)
+            texts = {
+                "/shop.js": (_SCRIPT, "text/javascript"),
+                "/worker.js": (_WORKER, "text/javascript"),
+                "/riddle": (_RIDDLE, "text/html"),
+                "/about": (f"{_ICON}<h1>About</h1><p>Visitor {number}</p>", "text/html"),
             }
-            if path in texts:
-                self._answer(texts[path], "text/javascript")
-            elif path in pages:
-                self._answer(pages[path], "text/html")
-            else:
-                self._answer(f"{next(self.numbers)}", "text/plain")
+            self._answer(*texts.get(path, (f"{number}", "text/plain")))
 
     def do_POST(self) -> None:
         tea = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["tea"]
-        self._answer(f"{tea} {next(self.numbers)}", "text/plain")
+        self._answer(f"{tea} {next(self.numbers)}")
 
     def do_OPTIONS(self) -> None:
-        self._answer("", "text/plain", headers={"Access-Control-Allow-Headers": "X-Shop"})
+        self._answer("", headers={"Access-Control-Allow-Headers": "X-Shop"})
 
     def _home(self) -> None:
         """Greet a visitor by the cookie that comes with a redirect to the same address."""
         visitor = SimpleCookie(self.headers["Cookie"]).get("visitor")
         if visitor is None:
             cookie = f"visitor={next(self.numbers)}; Secure; HttpOnly"
-            self._answer("", "text/plain", status=302, headers={"Location": "/", "Set-Cookie": cookie})
+            self._answer("", status=302, headers={"Location": "/", "Set-Cookie": cookie})
         else:
             self._answer(_HOME.format(greeting=f"Welcome back, visitor {visitor.value}"), "text/html")
 
     def _answer(
-        self, text: str, kind: str, *, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})
+        self, text: str, kind: str = "text/plain", *, status: int = 200, headers: Mapping[str, str] = NONE
     ) -> None:
         body = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Access-Control-Allow-Origin", "*")
-        # Nothing listens for HTTP/3.
-        self.send_header("Alt-Svc", 'h3=":443"; ma=86400')
-        self.send_header("Strict-Transport-Security", "max-age=86400")
-        for name, value in headers.items():
+        own = {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS, **headers}
+        for name, value in own.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
