@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -74,6 +75,7 @@ async def recovered(
     verdict: JsonObject | None = None,
     agent: SandboxRow | None = None,
     machine: FakeMachine | None = None,
+    ends_with_response: bool = False,
     tools: Mapping[str, Mapping[str, Handler]] = TOOLS,
     write: Callable[[Trajectory], object] = lambda trajectory: None,
     damage: Callable[[Path], object] = lambda trajectory: None,
@@ -104,7 +106,7 @@ async def recovered(
                     "launch_time": "2026-01-01T00:00:00+00:00",
                     "policy": "visible",
                     "limits": asdict(limits),
-                    "ends_with_response": False,
+                    "ends_with_response": ends_with_response,
                 },
                 progress={},
             )
@@ -338,6 +340,21 @@ async def test_episode_whose_sandbox_cannot_be_taken_back_is_lost_and_says_why(
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
         assert reason in verdict.detail
         assert recoveries(registry) == {"ended": 1}
+
+
+@pytest.mark.parametrize("ends_with_response", [False, True])
+async def test_episode_that_ends_with_its_clients_response_waits_for_the_client_alone(
+    tmp_path: Path, *, ends_with_response: bool
+) -> None:
+    async with (
+        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
+        recovered(
+            tmp_path, Phase.READY, READY, agent=agent, machine=machine, ends_with_response=ends_with_response
+        ) as registry,
+    ):
+        episode = only(registry)
+        grace_ends_at = time.monotonic() + episode.spec.limits.grace_seconds
+        assert (episode.lease.deadline <= grace_ends_at) is ends_with_response
 
 
 async def test_time_of_an_episode_does_not_pass_because_the_clock_was_set(tmp_path: Path) -> None:

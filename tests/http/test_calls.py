@@ -25,6 +25,7 @@ from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT, META, MODERN
 from tests.http.restarting import RawSession, answer_of, events_of, ready_session, restartable
+from tests.http.test_health import scrape
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +116,7 @@ async def test_cancelled_notification_reaches_a_call(tmp_path: Path, http: httpx
         # The Python client fails as a whole if a JSON body comes while it closes.
         assert responses[0].headers["content-type"] == "text/event-stream"
         assert tools.cancelled == 1
+        assert (await scrape(http, served.url)).total("tool_calls_total", outcome="cancelled") == 1
         assert "params" in await session.call("probe__params", request_id=6)
 
 

@@ -83,6 +83,7 @@ async def test_id_of_another_type_is_an_error_and_not_accepted(
         response = await post(session, {"jsonrpc": "2.0", "id": request_id, "method": "ping"})
         assert response.status_code == 400
         assert (response.json()["id"], response.json()["error"]["code"]) == (None, -32600)
+    assert (await session.ask("ping"))["result"] == {}
 
 
 async def test_unknown_cursor_is_an_error(served: Served, http: httpx2.AsyncClient) -> None:
