@@ -42,7 +42,7 @@ class BodyDisconnectError(Exception):
 
 
 class MemoryBudget:
-    """A number of bytes that is shared in the order of arrival; each of several tokens may have a part.
+    """A number of bytes or places, shared in the order of arrival; each of several tokens may have a part.
 
     A token that has none may take more than its part at once.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import AsyncGenerator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -282,3 +283,25 @@ async def test_long_forms_of_somebody_known_are_read_a_few_at_a_time(state: Path
             assert begun == MAX_LONG_FORMS
             go_on.set()
     assert statuses == [403] * (MAX_LONG_FORMS + 3)  # nothing can be changed here
+
+
+async def test_long_forms_of_one_token_do_not_keep_those_of_another_waiting(
+    state: Path, tmp_path: Path
+) -> None:
+    app = page_over(state, tokens=tokens_of(tmp_path, ada="controller", bob="controller"))
+
+    async def content() -> AsyncGenerator[bytes]:
+        await anyio.sleep_forever()
+        yield b""
+
+    headers = {"Content-Length": f"{SHORT_FORM_BYTES + 4}"}
+    async with browser(app) as ada, browser(app) as bob, anyio.create_task_group() as tasks:
+        await sign_in(ada, "ada")
+        await sign_in(bob, "bob")
+        for _ in range(MAX_LONG_FORMS + 1):
+            tasks.start_soon(partial(ada.post, "/page/run", content=content(), headers=headers))
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(10):
+            answer = await bob.post("/page/run", content=b"run=" + b"x" * SHORT_FORM_BYTES)
+        assert answer.status_code == 403  # nothing can be changed here
+        tasks.cancel_scope.cancel()

@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.http.bodies import MemoryBudget
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.page.access import Sessions, Viewer, key_options, port_of
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
@@ -36,7 +37,7 @@ SHORT_FORM_BYTES = 16 << 10
 """Longest form of somebody who is not known yet. Longer forms are parsed in a thread: 4 MiB of escapes take
 half a second."""
 MAX_LONG_FORMS = 8
-"""Long forms that are in memory at once."""
+"""Long forms that are in memory at once, of which each of several tokens may have a part."""
 LONG_FORM_SECONDS = 60.0
 """Longest time for a long form, from waiting for its turn on."""
 
@@ -120,7 +121,7 @@ class Site:
         self._prefix = urlsplit(public_url or "").path.rstrip("/")
         self._templates = create_environment(self.assets, self.href)
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
-        self._long_forms = anyio.Semaphore(MAX_LONG_FORMS)
+        self._long_forms = MemoryBudget(MAX_LONG_FORMS)
 
     def href(self, path: str) -> str:
         """The address of a path, behind a proxy too."""
@@ -160,7 +161,7 @@ class Site:
             if self.live is not None:
                 snapshot, live = self.live.snapshot(), self.live.visible(LiveQuery(viewer.owner))
             try:
-                form = await self.read_form(request)
+                form = await self.read_form(request, viewer)
                 return await view(Visit(self, request, viewer, snapshot, live, form))
             except HTTPException as error:
                 return await self.error(request, viewer, error.status_code, error.detail)
@@ -170,7 +171,7 @@ class Site:
 
         return endpoint
 
-    async def read_form(self, request: Request) -> dict[str, str]:
+    async def read_form(self, request: Request, viewer: Viewer) -> dict[str, str]:
         """The fields of the form that somebody who is known has sent; none of a request that is no POST.
 
         Raises BadRequestError, and HTTPException for a long form that takes too long.
@@ -180,11 +181,12 @@ class Site:
         if _is_short(request):
             return await read_short_form(request)
         with anyio.move_on_after(LONG_FORM_SECONDS):
-            await self._long_forms.acquire()
+            token = viewer.principal.share_key
+            await self._long_forms.acquire(1, token)
             try:
                 return await self.in_thread(_fields, await _body(request))
             finally:
-                self._long_forms.release()
+                self._long_forms.release(1, token)
         raise HTTPException(503, "The form did not arrive in time: send it again.")
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
