@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import suppress
+import struct
+import time
+from contextlib import ExitStack, suppress
 
 import anyio
 import pytest
@@ -252,3 +254,40 @@ async def test_a_descriptor_of_another_kind_lets_no_program_run_outside(machine:
                     await anyio.sleep(0.001)
                 while await children.read_text():  # noqa: ASYNC110
                     await anyio.sleep(0.05)
+
+
+def unread_connection(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+    """A TCP socket that the last one who closes it closes only when its peer, which reads nothing, has."""
+    own = socket.create_connection(listener.getsockname())
+    peer, _ = listener.accept()
+    own.setblocking(False)
+    with suppress(BlockingIOError):
+        while own.send(bytes(1 << 16)):
+            pass
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 70))
+    return own, peer
+
+
+async def test_a_descriptor_that_cannot_be_closed_at_once_stops_nothing(machine: Machine) -> None:
+    """Also one of several, and one that is in the queue of another."""
+    spec = spec_of("reader", "-m", "json.tool")
+    async with machine.sandbox(spec) as (sandbox, _):
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            requests = machine.preloads.channel(sandbox)
+            assert requests is not None
+            sent: list[socket.socket] = []
+            for _ in range(4):
+                own, peer = unread_connection(listener)
+                stack.enter_context(peer)
+                sent.append(own)
+            outer, inner = socket.socketpair()
+            socket.send_fds(outer, [b"x"], [sent[3].fileno()])
+            sent.append(inner)
+            socket.send_fds(requests, [b"reader"], [sent[0].fileno()])
+            socket.send_fds(requests, [b"reader"], [each.fileno() for each in (sent[1], sent[2], inner)])
+            for each in (*sent, outer, requests):
+                each.close()
+            began = time.monotonic()
+            await anyio.sleep(0.5)
+            assert time.monotonic() - began < 60

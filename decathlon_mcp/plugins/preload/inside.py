@@ -172,6 +172,7 @@ def serve(control: Any, fork: Fork) -> None:
             fork.become_server(message, descriptors)
             return
         living += pid > 0
+        # The channel first: the server closes it once the third is closed. The last one may have to wait.
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -226,8 +227,9 @@ class Fork:
 
         # So that a copy of a traceback in the sandbox never lists what was here.
         channel = _socket.socket(fileno=descriptors[0])
+        os.close(descriptors[2])
         try:
-            self.enter(descriptors[1], descriptors[2:], *map(int, message.split()))
+            self.enter(descriptors[1], descriptors[3:], *map(int, message.split()))
         except BaseException as error:
             give_up(channel, f"the sandbox could not be entered: {error}")
         first = fork_or_end(channel)

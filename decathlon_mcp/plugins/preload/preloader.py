@@ -139,6 +139,8 @@ class Preloader:
     async def fork_into(self, sandbox: NamespaceSandbox, channel: int) -> None:
         """Let a fork enter a sandbox. `channel`: the fork's, which tells the driver what becomes of it.
 
+        Returns when the preloader has closed it: for the last one who does, that may take long.
+
         Raises OSError if that is not possible any more.
         """
         leader = sandbox.leader
@@ -155,13 +157,17 @@ class Preloader:
                 for file in sandbox.group.process_files
             ]
             message = f"{flags} {leader.pid} {int(sandbox.spec.merge_pages)}".encode()
-            while True:
-                try:
-                    socket.send_fds(self._control, [message], [channel, process, *groups])
-                except BlockingIOError:
-                    await anyio.wait_writable(self._control)
-                else:
-                    return
+            receipt, end = os.pipe()
+            stack.callback(os.close, receipt)
+            with closing_descriptor(end):
+                while True:
+                    try:
+                        socket.send_fds(self._control, [message], [channel, process, end, *groups])
+                    except BlockingIOError:
+                        await anyio.wait_writable(self._control)
+                    else:
+                        break
+            await anyio.wait_readable(receipt)
 
     async def close(self) -> None:
         """End it."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -60,6 +61,10 @@ MAX_RESTARTS = 10
 REQUESTS_PER_SECOND, REQUESTS_BURST = 1.0, 64.0
 """Starts of a sandbox that are considered; beyond that, its servers start by themselves."""
 _REQUEST_BYTES = 1024
+_MOST_DESCRIPTORS = 253
+"""Of one message, in Linux (SCM_MAX_FD). The kernel closes those for which there is no room."""
+MAX_CLOSING = 16
+"""Descriptors of a sandbox that are being closed. With more, its servers start by themselves."""
 
 log = logging.getLogger("decathlon.preload")
 
@@ -107,6 +112,31 @@ class Kind:
         self.is_learning = False
         self.changed.set()
         self.changed = anyio.Event()
+
+
+@dataclass(slots=True, eq=False)
+class Closing:
+    """Closes what the driver of one sandbox has sent, each in a thread of its own.
+
+    The last one to close a TCP socket may wait for its peer for hours (SO_LINGER), and so may the last one to
+    close a socket in whose queue is another.
+    """
+
+    _threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+
+    @property
+    def is_full(self) -> bool:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return len(self._threads) >= MAX_CLOSING
+
+    def close(self, *descriptors: int) -> None:
+        def close() -> None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+        thread = threading.Thread(target=close, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,11 +195,12 @@ class Preloads(EpisodeHooks):
     async def _follow(self, sandbox: NamespaceSandbox, requests: socket.socket) -> None:
         """Answer the requests of a driver, and note why forks gave up, until its sandbox is gone."""
         bucket = wire.TokenBucket(per_second=REQUESTS_PER_SECOND, burst=REQUESTS_BURST)
-        with requests:
-            while True:
+        closing = Closing()
+        try:
+            while not closing.is_full:
                 await anyio.wait_readable(requests)
                 try:
-                    message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 1)
+                    message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, _MOST_DESCRIPTORS)
                 except BlockingIOError:
                     continue
                 except OSError:
@@ -181,12 +212,13 @@ class Preloads(EpisodeHooks):
                 if is_considered and reason:
                     self.note(name, reason.removeprefix("cold "))
                 if is_considered and not reason and len(descriptors) == 1 and self._tasks is not None:
-                    self._tasks.start_soon(run_alone, self._answer, sandbox, name, descriptors[0])
-                else:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
+                    self._tasks.start_soon(run_alone, self._answer, sandbox, name, descriptors[0], closing)
+                elif descriptors:
+                    closing.close(*descriptors)
+        finally:
+            closing.close(requests.detach())
 
-    async def _answer(self, sandbox: NamespaceSandbox, server: str, channel: int) -> None:
+    async def _answer(self, sandbox: NamespaceSandbox, server: str, channel: int, closing: Closing) -> None:
         """Let a server be a fork, or close the channel, at which its driver starts it."""
         try:
             with anyio.move_on_after(WAIT_SECONDS):
@@ -205,7 +237,7 @@ class Preloads(EpisodeHooks):
         except (OSError, DecathlonError, PreloaderError) as error:
             self.note(server, f"it could not be forked: {error}")
         finally:
-            os.close(channel)
+            closing.close(channel)
 
     def note(self, server: str, reason: str) -> None:
         if (server, reason) not in self._noted and len(self._noted) < 1000:
