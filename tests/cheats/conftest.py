@@ -19,7 +19,7 @@ from tests.cheats.agent import (
     forked_cheat_server,
     forked_suite,
 )
-from tests.probe.serving import Served, serving
+from tests.probe.serving import module_server, serving
 
 # Bubblewrap's isolation has its conformance suite, and `test_local_namespaces` attacks the same namespaces.
 LONG = ("image", "gvisor", "namespaces", "forks")
@@ -66,9 +66,4 @@ async def isolated_cheat_server(
         yield server
 
 
-@pytest.fixture(scope="module", name="server")
-async def local_server(
-    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
-) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="host") as served:
-        yield served
+server = module_server(suite=(SUITE,), provider="host")

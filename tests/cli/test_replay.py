@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,15 @@ from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay_episode
 from decathlon_mcp.settings import read_settings
-from tests.probe.serving import SUITE, Served, folder_of, serving
+from tests.probe.serving import SUITE, Served, folder_of, module_server
 
 pytestmark = pytest.mark.anyio
 
 UUID = "cat /proc/sys/kernel/random/uuid"
 
 
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    # A store of its own, so that rows are there while episodes play.
-    async with serving(tmp_path_factory.mktemp("state"), provider="host", survives=True) as served:
-        yield served
+# With a store of its own, so that rows are there while episodes play.
+served = module_server(provider="host", survives=True)
 
 
 class Replays:

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 from decathlon_client import Decathlon
 
-from tests.probe.serving import SUITE, Served, serving
+from tests.probe.serving import SUITE, Served, module_server
 
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
-        yield served
+served = module_server(provider="host")
 
 
 @pytest.fixture(scope="module", params=["http", "embedded"])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -35,7 +35,7 @@ from tests.docs.pages import REPOSITORY, SERVER, Block, block, exports, rows
 from tests.docs.snippets import INSTALL_SECONDS, install, run
 from tests.network_guard import NetworkGuard
 from tests.probe.clients import start
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served, module_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -109,11 +109,7 @@ CLIENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="host", isolation="auto") as served:
-        yield served
+served = module_server(suite=("starter",), provider="host", isolation="auto")
 
 
 @pytest.fixture(scope="module")

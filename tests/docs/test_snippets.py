@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from mcp import ClientSession, StdioServerParameters, stdio_client
 
 from tests.docs.pages import below, block
 from tests.docs.snippets import run
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served, module_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -28,12 +27,8 @@ PROGRAMS = [
 """Page, heading, and how the last line of the output starts."""
 
 
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    state = tmp_path_factory.mktemp("state")
-    # As `serve` does, whose store has an episode from its beginning.
-    async with serving(state, suite=("starter",), provider="host", isolation="auto", survives=True) as served:
-        yield served
+# As `serve` does, whose store has an episode from its beginning.
+served = module_server(suite=("starter",), provider="host", isolation="auto", survives=True)
 
 
 @pytest.mark.parametrize(

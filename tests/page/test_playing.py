@@ -11,15 +11,12 @@ import httpx2
 import pytest
 
 from tests.page.sites import HTML, OWN, sign_in
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served, module_server
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="host", page=True) as served:
-        yield served
+served = module_server(provider="host", page=True)
 
 
 @pytest.fixture

@@ -26,15 +26,12 @@ from tests.http.messages import tokens_of
 from tests.page.sites import HTML, OWN, browser, page_over, sign_in
 from tests.page.watching import ChangingServer, live_episode
 from tests.probe.clients import playing
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served, module_server, serving
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="host", page=True) as served:
-        yield served
+served = module_server(provider="host", page=True)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
@@ -119,3 +120,16 @@ async def serving_app(
             stop.set()
             with anyio.CancelScope(shield=True), anyio.move_on_after(20):
                 await stopped.wait()
+
+
+def module_server(**settings: Any) -> Any:
+    """A fixture: a server with these settings for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    async def served(
+        tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+    ) -> AsyncGenerator[Served]:
+        async with serving(tmp_path_factory.mktemp("state"), **settings) as served:
+            yield served
+
+    return served

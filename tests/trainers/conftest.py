@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from decathlon_mcp.types import JsonObject
 from tests.docs import snippets
 from tests.docs.pages import SERVER, block
 from tests.driver.conftest import find_python
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served, module_server
 
 PROGRAMS = Path(__file__).parent / "programs"
 THOUGHT = "This is the next step."
@@ -39,11 +39,7 @@ def oracles(*unsolvable: str) -> AbstractContextManager[str]:
     return scripted_model(choose, THOUGHT)
 
 
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="host", isolation="auto", max_opening=2) as served:
-        yield served
+served = module_server(suite=("starter",), provider="host", isolation="auto", max_opening=2)
 
 
 @dataclass
