@@ -40,10 +40,8 @@ def anthropic(request: JsonObject, steps: Sequence[Step]) -> Iterator[Event]:
     move = _move(steps, done, [tool["name"] for tool in request.get("tools", ())])
     usage = {"input_tokens": 1, "output_tokens": 1}
     head = {"id": f"msg_{done}", "type": "message", "role": "assistant", "model": request["model"]}
-    yield (
-        "message_start",
-        {"message": {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}},
-    )
+    reasons: JsonObject = {"stop_reason": None, "stop_sequence": None}
+    yield "message_start", {"message": {**head, **reasons, "content": [], "usage": usage}}
     if move.tool:
         block: JsonObject = {"type": "tool_use", "id": f"toolu_{done}", "name": move.tool, "input": {}}
         delta: JsonObject = {"type": "input_json_delta", "partial_json": json.dumps(move.arguments)}
@@ -100,21 +98,14 @@ def openai(request: JsonObject, steps: Sequence[Step]) -> Iterator[Event]:
 def google(request: JsonObject, steps: Sequence[Step]) -> Iterator[Event]:
     """The events of `POST /v1beta/models/MODEL:streamGenerateContent`."""
     done = sum("functionResponse" in part for content in request["contents"] for part in content["parts"])
-    names = [
-        function["name"]
-        for tool in request.get("tools", ())
-        for function in tool.get("functionDeclarations", ())
-    ]
-    move = _move(steps, done, names)
+    offered = (tool.get("functionDeclarations", ()) for tool in request.get("tools", ()))
+    move = _move(steps, done, [function["name"] for functions in offered for function in functions])
     part: JsonObject = {"text": FINAL_MESSAGE}
     if move.tool:
         part = {"functionCall": {"name": move.tool, "args": move.arguments}}
-    content = {"role": "model", "parts": [part]}
+    candidate = {"index": 0, "content": {"role": "model", "parts": [part]}, "finishReason": "STOP"}
     usage = {"promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2}
-    yield (
-        "",
-        {"candidates": [{"index": 0, "content": content, "finishReason": "STOP"}], "usageMetadata": usage},
-    )
+    yield "", {"candidates": [candidate], "usageMetadata": usage}
 
 
 @contextmanager
@@ -124,9 +115,8 @@ def posting(answer: Callable[[str, Mapping[str, str], bytes], Answer]) -> Genera
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = self.rfile.read(int(self.headers["content-length"]))
-            status, headers, body = answer(
-                self.path, {name.lower(): value for name, value in self.headers.items()}, request
-            )
+            received = {name.lower(): value for name, value in self.headers.items()}
+            status, headers, body = answer(self.path, received, request)
             self.send_response(status)
             for name, value in {**headers, "content-length": str(len(body))}.items():
                 self.send_header(name, value)

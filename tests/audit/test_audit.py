@@ -22,7 +22,8 @@ from decathlon_mcp.plugins.audit.audited_attempts import read_stored
 from decathlon_mcp.plugins.audit.report import OF_THE_SERVER, PAYS_ALREADY, POLICIES, Report
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
-from tests.web.test_end_to_end import ARXIV, STAND_IN
+from tests.web.test_end_to_end import STAND_IN
+from tests.web.test_end_to_end import SUITE as PAPERS_SUITE
 
 SUITE = Path(__file__).parent / "suite"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -156,7 +157,7 @@ def test_a_search_finds_a_dense_evaluator_that_leaks(tmp_path: Path) -> None:
 
 def test_a_task_with_a_recorded_web_is_audited_with_web(tmp_path: Path) -> None:
     web = ("--web", "record", "--web-proxy", str(STAND_IN))
-    words = ("find-paper", "free", "--policies", "idle", "--suite", str(ARXIV / "suite"))
+    words = ("find-paper", "free", "--policies", "idle", "--suite", str(PAPERS_SUITE))
     _, document, printed = audit(tmp_path, *words, *web)
     attempts, recorded = read_stored(tmp_path, document["run"])
     assert {("find-paper", "null"), ("find-paper", "reads")} <= attempts.keys(), (printed, document)

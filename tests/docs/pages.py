@@ -58,11 +58,18 @@ def tokens(page: Path) -> Sequence[Token]:
     return MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8"))
 
 
+def below_headings(page: Path) -> Iterator[tuple[str, Token, Token]]:
+    """Each token with the heading above it and the token before it."""
+    heading = ""
+    for previous, token in pairwise([*tokens(page)[:1], *tokens(page)]):
+        if previous.type == "heading_open":
+            heading = "".join(child.content for child in token.children or ())
+        yield heading, previous, token
+
+
 def headings(page: Path) -> Iterator[str]:
     """Without their marks, in order."""
-    for opening, content in pairwise(tokens(page)):
-        if opening.type == "heading_open":
-            yield "".join(child.content for child in content.children or ())
+    return (heading for heading, previous, _ in below_headings(page) if previous.type == "heading_open")
 
 
 def anchor(heading: str) -> str:
@@ -78,11 +85,8 @@ def anchors(page: Path) -> frozenset[str]:
 
 def blocks(page: Path, *languages: str) -> Iterator[Block]:
     """The page's code blocks in any of these languages; without languages, all of them."""
-    names, heading = headings(page), ""
-    for token in tokens(page):
-        if token.type == "heading_open":
-            heading = next(names)
-        elif token.type == "fence" and (not languages or token.info.strip() in languages):
+    for heading, _, token in below_headings(page):
+        if token.type == "fence" and (not languages or token.info.strip() in languages):
             line = (token.map or [0])[0] + 1
             yield Block(page, heading, line, token.info.strip(), token.content)
 
@@ -129,24 +133,18 @@ def links(page: Path) -> Iterator[str]:
 
 def tables(page: Path) -> list[Table]:
     """The page's tables, in order."""
-    names, heading = headings(page), ""
     found: list[Table] = []
     lines: list[list[str]] = []
-    for previous, token in pairwise([*tokens(page)[:1], *tokens(page)]):
-        match token.type:
-            case "heading_open":
-                heading = next(names)
-            case "table_open":
-                lines = []
-            case "tr_open":
-                lines.append([])
-            case "inline" if previous.type in ("th_open", "td_open"):
-                lines[-1].append(token.content)
-            case "table_close":
-                head, *rows = (tuple(line) for line in lines)
-                found.append(Table(heading, head, tuple(rows)))
-            case _:
-                pass
+    for heading, previous, token in below_headings(page):
+        if token.type == "table_open":
+            lines = []
+        elif token.type == "tr_open":
+            lines.append([])
+        elif token.type == "inline" and previous.type in ("th_open", "td_open"):
+            lines[-1].append(token.content)
+        elif token.type == "table_close":
+            head, *rows = (tuple(line) for line in lines)
+            found.append(Table(heading, head, tuple(rows)))
     return found
 
 

@@ -45,13 +45,8 @@ class NetworkGuard:
         """Variables with which a program and its children are guarded."""
         return {"LD_PRELOAD": str(self.library), "DECATHLON_GUARD_LOG": str(self.log)}
 
-    @property
-    def attempts(self) -> Counter[str]:
-        """What was refused, such as `lookup api.openai.com`, and how often."""
-        return Counter(self.log.read_text().splitlines()) if self.log.exists() else Counter()
-
     def take_attempts(self) -> Counter[str]:
-        """The attempts since the last call."""
-        attempts = self.attempts
+        """What was refused since the last call, such as `lookup api.openai.com`, and how often."""
+        attempts = Counter(self.log.read_text().splitlines()) if self.log.exists() else Counter[str]()
         self.log.unlink(missing_ok=True)
         return attempts
