@@ -57,7 +57,7 @@ COMMANDS = {
 """The commands by what people do, in the order of the help. Other commands of plug-ins come last."""
 app = App(
     name="decathlon-mcp",
-    help="Toolathlon as an environment for MCP clients: connect, play a task, get the reward.",
+    help="Toolathlon's tasks for MCP clients: connect, play a task, get the reward.",
     help_format="markdown",
     help_epilogue="Start with `decathlon-mcp demo`; `decathlon-mcp COMMAND --help` lists the options.",
     version=__version__,
@@ -165,7 +165,7 @@ def completion(
     *,
     install: Flag = False,
 ) -> int:
-    """Print or install the script that completes this command in a shell.
+    """Print or install the script for completion in a shell.
 
     To try it in bash: `source <(decathlon-mcp completion bash)`.
 

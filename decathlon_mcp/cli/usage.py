@@ -107,7 +107,9 @@ def usage_message(error: CycloptsError) -> str:
             known = [name for argument in arguments if argument.show for name in argument.names]
             return f"unknown option: {given}{did_you_mean(given.partition('=')[0], known)}"
         case MissingArgumentError(argument=argument, keyword=None) if (
-            argument is not None and not argument.tokens and not error.unused_tokens
+            argument is not None
+            and not argument.tokens
+            and not any(token.startswith("-") for token in error.unused_tokens or ())
         ):
             command = " ".join(error.command_chain or ())
             return f"{argument.name} is missing; `decathlon-mcp {command} --help` says what it is"

@@ -14,12 +14,12 @@ PLUGINS = (
         commands={
             "run": Command(
                 "decathlon_mcp.plugins.agents.commands:run",
-                "Let an agent play tasks, several times each, and show how often it succeeds.",
+                "Let an agent play tasks, and show how often it succeeds.",
                 runs_program=True,
             ),
             "serve-episode": Command(
                 "decathlon_mcp.plugins.agents.serving:serve_episode",
-                "Serve one episode at an address where it can only be played, until a signal.",
+                "Serve one episode at an address for playing only.",
             ),
             "episode verdict": Command(
                 "decathlon_mcp.plugins.agents.serving:verdict",
@@ -33,8 +33,7 @@ PLUGINS = (
         commands={
             "audit": Command(
                 "decathlon_mcp.plugins.audit.commands:audit",
-                "Play tasks without solving them, and say which pay for nothing, can be "
-                "forged, leak or are unsteady.",
+                "Find tasks that pay for nothing, can be forged, leak or are unsteady.",
             ),
         },
     ),
@@ -184,11 +183,11 @@ PLUGINS = (
         commands={
             "doctor": Command(
                 "decathlon_mcp.plugins.readiness.doctor:doctor",
-                "Check whether this machine is ready, and say how to fix what is not.",
+                "Check this machine, and say how to fix what is not ready.",
             ),
             "tasks": Command(
                 "decathlon_mcp.plugins.readiness.list_tasks:tasks",
-                "List the tasks, what each one needs, and whether it can run here.",
+                "List the tasks, their needs, and whether they can run here.",
             ),
         },
         readiness=("decathlon_mcp.plugins.readiness.machine:check_machine",),
@@ -211,7 +210,7 @@ PLUGINS = (
         commands={
             "replay": Command(
                 "decathlon_mcp.plugins.replay:replay",
-                "Repeat an episode's calls in a new one, and show which replies differ.",
+                "Repeat an episode's calls, and show which replies differ.",
             ),
         },
     ),

@@ -63,7 +63,7 @@ def replay(
     url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
     settings: PlaySettings = PLAY_DEFAULTS,
 ) -> int:
-    """Repeat an episode's calls in a new one, and show which replies differ.
+    """Repeat an episode's calls, and show which replies differ.
 
     Exit status 0 if all are equal, 1 if one differs, 2 if the episode could not be played.
 

@@ -52,6 +52,7 @@ def test_help_of_every_command_fits_on_a_screen(shell: Shell) -> None:
         ("serve --prot 80", "--prot"),
         ("key extra", "unexpected argument: extra; `decathlon-mcp key --help` shows what it takes"),
         ("export a --to jsonl", "--output is missing; `decathlon-mcp export --help` says what it is"),
+        ("export a --to jsonl out", "--output is missing"),
         ("export --to jsonl --otput a", "did you mean --output"),
         ("tasks tune-reactor", "`decathlon-mcp play TASK`"),
         ("srve", 'Did you mean "serve"?'),

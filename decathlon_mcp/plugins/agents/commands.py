@@ -65,14 +65,12 @@ def run(
     filters: Filters = NO_FILTERS,
     settings: AgentSettings = AGENT_DEFAULTS,
 ) -> int:
-    """Let an agent play tasks, several times each, and show how often it succeeds.
+    """Let an agent play tasks, and show how often it succeeds.
 
     The agent is a known program (`--agent claude`), a command of yours after `--`, or a model behind an
-    OpenAI-compatible endpoint (`--model`). Programs run in namespaces, without the state folder and the
-    tasks' files, and reach their episode and their model. Without `--url`, a server runs in this process.
-
-    The same command again plays only the attempts that have no verdict. Exit status 0 if every attempt has a
-    verdict, 1 if one has none, 2 for an invalid command line.
+    OpenAI-compatible endpoint (`--model`). A program runs in namespaces, and reaches only its episode and its
+    model. The same command again plays only the attempts that have no verdict. Exit status 0 if every attempt
+    has a verdict, 1 if one has none, 2 for an invalid command line.
 
     Parameters
     ----------
@@ -95,7 +93,7 @@ def run(
         The run's name in `runs` and on the page. [the agent's name, with a digest of its command]
     url
         Let a model play on the server at this URL, which uses the same state folder; its token is read from
-        `DECATHLON_TOKEN`.
+        `DECATHLON_TOKEN`. [a server in this process]
     player_seconds
         Time limit of an attempt, after which a program is killed and the attempt truncated.
     model_url

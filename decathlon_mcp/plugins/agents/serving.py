@@ -25,6 +25,7 @@ from decathlon_mcp.background import background_tasks, run_for_ever
 from decathlon_mcp.cli.options import (
     DEFAULT_HOST,
     DEFAULT_PORT,
+    MORE,
     PLAYER_SECONDS,
     SANDBOX_SETTINGS,
     Host,
@@ -281,14 +282,14 @@ def serve_episode(
     port: Port = DEFAULT_PORT,
     allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
     player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
-    launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
-    label: Labels = (),
+    launch_time: Annotated[str | None, Parameter(group=MORE, metavar="TIME")] = None,
+    label: Annotated[Labels, Parameter(group=MORE)] = (),
     settings: AgentSettings = AGENT_DEFAULTS,
 ) -> int:
-    """Serve one episode at an address where it can only be played, until a signal.
+    """Serve one episode at an address for playing only.
 
-    The address is `http://HOST:PORT/mcp`, for an agent that you start yourself, as in a container; `run`
-    starts agents for you. `episode verdict` grades the attempt.
+    Until a signal, the address is `http://HOST:PORT/mcp`, for an agent that you start yourself, as in a
+    container; `run` starts agents for you. `episode verdict` grades the attempt.
 
     Parameters
     ----------

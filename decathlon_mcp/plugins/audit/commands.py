@@ -40,9 +40,10 @@ def audit(
     split: Annotated[str | None, Parameter(metavar="NAME", env_var=())] = None,
     settings: AuditSettings = AUDIT_DEFAULTS,
 ) -> int:
-    """Play tasks without solving them, and say which pay for nothing, can be forged, leak or are unsteady.
+    """Find tasks that pay for nothing, can be forged, leak or are unsteady.
 
-    Exit status 1 if a task has a finding. What was played before an interrupt is not played again.
+    Policies play the tasks without solving them. Exit status 1 if a task has a finding. What was played
+    before an interrupt is not played again.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ def doctor(
     json: Flag = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:
-    """Check whether this machine is ready, and say how to fix what is not.
+    """Check this machine, and say how to fix what is not ready.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ def tasks(
     filters: Filters = NO_FILTERS,
     settings: TasksSettings = TASKS_DEFAULTS,
 ) -> int:
-    """List the tasks, what each one needs, and whether it can run here.
+    """List the tasks, their needs, and whether they can run here.
 
     Parameters
     ----------
