@@ -67,6 +67,14 @@ def test_the_plug_in_writes_a_line_for_a_claimed_attempt(tmp_path: Path) -> None
     assert re.fullmatch(r"[0-9a-f]{16} tune-reactor\n", run([*command, "attempts", log], site, tmp_path))
 
 
+@pytest.mark.slow
+def test_the_provider_from_scratch_plays_a_task(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install(REPOSITORY / "examples" / "box", site)
+    command = ["-m", "decathlon_mcp.cli", "play", "tune-reactor", "--provider", "box", "--script", ORACLE]
+    assert '"isolation": "none"' in run(command, site, tmp_path)
+
+
 def test_the_profile_belongs_to_checkouts_with_its_marks(tmp_path: Path) -> None:
     site = tmp_path / "site"
     (site / "my_suites" / "profiles").mkdir(parents=True)

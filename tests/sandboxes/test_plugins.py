@@ -147,6 +147,15 @@ def test_a_provider_or_option_that_cannot_be_used_is_an_error_that_says_why(
         check_provider(settings(**values))
 
 
+def test_a_provider_that_lacks_something_is_refused_with_the_names(install: Install) -> None:
+    code = PLUGINS.replace("class Mine(HostProvider):", "class Mine:\n    def __init__(self, *_, **__): ...")
+    install("mine_package", code, {"mine": "mine_package:PLUGIN"})
+    with pytest.raises(
+        SettingsError, match="^--provider mine: its provider lacks check, environment, is_ava"
+    ):
+        create_provider("mine", "owner", settings(provider="mine", provider_option=("note=/dev/null",)))
+
+
 def test_two_packages_with_providers_of_one_name_are_ambiguous(install: Install) -> None:
     install("mine_package", PLUGINS, {"mine": "mine_package:PLUGIN"})
     install("second_package", PLUGINS, {"renaming": "second_package:RENAMING"})
