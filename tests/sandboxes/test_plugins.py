@@ -151,7 +151,7 @@ def test_a_provider_that_lacks_something_is_refused_with_the_names(install: Inst
     code = PLUGINS.replace("class Mine(HostProvider):", "class Mine:\n    def __init__(self, *_, **__): ...")
     install("mine_package", code, {"mine": "mine_package:PLUGIN"})
     with pytest.raises(
-        SettingsError, match="^--provider mine: its provider lacks check, environment, is_ava"
+        SettingsError, match=r"^--provider mine: its provider lacks check, environment, is_ava"
     ):
         create_provider("mine", "owner", settings(provider="mine", provider_option=("note=/dev/null",)))
 
