@@ -7,6 +7,7 @@ A server and the token for it are named by arguments, or else by environment var
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -145,6 +146,29 @@ class Task:
             metrics=None if metrics is None else (*map(str, metrics), *SERVER_METRICS),
             raw=raw,
         )
+
+
+def playable(tasks: Iterable[Task], ids: Iterable[str] | None = None) -> list[Task]:
+    """The tasks that can run on their server, or the tasks with these ids.
+
+    Raises ValueError for ids that cannot be played: without these, a run would be smaller than it was meant.
+    """
+    listed = {task.id: task for task in tasks}
+    if ids is None:
+        return [task for task in listed.values() if task.runnable]
+    chosen = list(dict.fromkeys(ids))
+    problems: list[str] = []
+    for name in chosen:
+        if name not in listed:
+            near = difflib.get_close_matches(name, listed, n=1)
+            problems.append(
+                f"there is no task {name!r} here" + (f"; did you mean {near[0]}?" if near else "")
+            )
+        elif not listed[name].runnable:
+            problems.append(f"{name} cannot run: {'; '.join(listed[name].missing)}")
+    if problems:
+        raise ValueError(", ".join(problems))
+    return [listed[name] for name in chosen]
 
 
 def check_weights(weights: Iterable[str], tasks: Iterable[Task]) -> None:

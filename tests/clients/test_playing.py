@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from decathlon_client import (
     UnknownTaskError,
     UnknownToolError,
 )
-from decathlon_client.client_values import SERVER_METRICS, check_weights
+from decathlon_client.client_values import SERVER_METRICS, check_weights, playable
 
 from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES
 from decathlon_mcp.episodes.state import Phase
@@ -89,6 +90,17 @@ async def test_weights_are_checked_against_the_metrics_of_the_tasks(d: Decathlon
         check_weights({"success": 1, "firts": 0.5}, tasks.values())
     with pytest.raises(ValueError, match="no task has the metric 'first'"):
         check_weights({"first": 1}, [tasks["find-answer"]])
+
+
+async def test_tasks_that_are_named_and_cannot_be_played_are_an_error(d: Decathlon) -> None:
+    tasks = await d.tasks(prompts=False)
+    assert [task.id for task in playable(tasks, ["find-answer"])] == ["find-answer"]
+    assert all(task.runnable for task in playable(tasks))
+    with pytest.raises(ValueError, match=r"there is no task 'find-answr' here; did you mean find-answer\?"):
+        playable(tasks, ["find-answer", "find-answr"])
+    broken = replace(tasks[0], runnable=False, missing=("a token",))
+    with pytest.raises(ValueError, match=f"{broken.id} cannot run: a token"):
+        playable([broken], [broken.id])
 
 
 CANCELLED = {

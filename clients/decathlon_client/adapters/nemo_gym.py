@@ -39,7 +39,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from decathlon_client import ManagedEpisode
 from decathlon_client.client_errors import ClientError
-from decathlon_client.client_values import TOKEN_VARIABLE, JsonObject, Verdict
+from decathlon_client.client_values import TOKEN_VARIABLE, JsonObject, Verdict, playable
 from decathlon_client.notes import send_conversation
 from decathlon_client.sync import Decathlon
 
@@ -278,19 +278,13 @@ def rows(
     cannot be played, and where the server's prompts are provisional: a row has its prompt before its episode.
     """
     with Decathlon(url, token) as d:
-        listed = {task.id: task for task in d.tasks(split=split) if task.runnable}
-        chosen = list(listed) if tasks is None else list(tasks)
-        if missing := [name for name in chosen if name not in listed]:
-            raise ValueError(
-                f"the server cannot play {', '.join(missing)}: see `decathlon-mcp tasks --check`"
-            )
-        if late := [name for name in chosen if listed[name].prompt_is_provisional]:
+        chosen = playable(d.tasks(split=split), tasks)
+        if late := [task.id for task in chosen if task.prompt_is_provisional]:
             raise ValueError(
                 f"the prompts of {', '.join(late)} are known only when an episode has started; serve them in "
                 "namespaces (`--isolation`) or with `--provider docker`"
             )
-        for name in chosen:
-            task = listed[name]
+        for task in chosen:
             tools = [
                 {"type": "function", **tool.function["function"], "strict": False} for tool in d.tools(task)
             ]

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from decathlon_client.client_errors import ClientError
-from decathlon_client.client_values import Tool
+from decathlon_client.client_values import Tool, playable
 from decathlon_client.notes import send_notes
 from decathlon_client.opener import RETRIES
 from decathlon_client.sync import Decathlon, Episode
@@ -61,15 +61,14 @@ def environments(
     """Environments for the tasks of a split (default: all), or for the tasks whose ids are in `tasks`.
 
     `url` and `token` are as for `Decathlon`; `labels` are the labels of the episodes. Opens one episode for
-    each distinct set of servers, to list its tools. The connection is closed when the program ends.
+    each distinct set of servers, to list its tools. The connection is closed when the program ends. Raises
+    ValueError for tasks that cannot be played.
     """
     stack = ExitStack()
     atexit.register(stack.close)
     d = stack.enter_context(Decathlon(url, token))
     opener = stack.enter_context(ThreadPoolExecutor(concurrency, "tool-decathlon"))
-    selected = [
-        task for task in d.tasks(split=split) if task.runnable and (tasks is None or task.id in tasks)
-    ]
+    selected = playable(d.tasks(split=split), tasks)
     classes: dict[object, type[ToolDecathlonEnvironment]] = {}
     factories: dict[str, Callable[[], ToolDecathlonEnvironment]] = {}
     for task in selected:

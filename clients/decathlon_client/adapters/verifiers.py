@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from decathlon_client import ManagedEpisode, sync
-from decathlon_client.client_values import TOKEN_VARIABLE, URL_VARIABLE, check_weights
+from decathlon_client.client_values import TOKEN_VARIABLE, URL_VARIABLE, check_weights, playable
 from decathlon_client.local_server import server_of_this_process
 from decathlon_client.notes import sending_notes
 
@@ -175,17 +175,14 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
 class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
     """The server's tasks. Listing them opens no sandbox.
 
-    `load` raises ValueError, with the metrics that there are, for a weight on a metric that no task has.
+    `load` raises ValueError for tasks that cannot be played, and, with the metrics that there are, for a
+    weight on a metric that no task has.
     """
 
     def load(self) -> Iterable[ToolDecathlonTask]:
         config = self.config
         with sync.Decathlon(config.task.server_url(), config.task.token) as d:
-            tasks = [
-                task
-                for task in d.tasks(split=config.split)
-                if task.runnable and (config.tasks is None or task.id in config.tasks)
-            ]
+            tasks = playable(d.tasks(split=config.split), config.tasks)
         check_weights(config.task.rubric, tasks)
         for task in tasks:
             # The harness shows the episode's prompt, which is the same unless the prompt here is provisional.
