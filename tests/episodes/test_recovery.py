@@ -382,7 +382,11 @@ async def test_link_by_an_absolute_path_is_graded_after_the_server_of_the_captur
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where each sandbox has a root of its own, as without isolation."""
-    monkeypatch.setattr(FakeProvider, "root", lambda provider, spec: PurePosixPath("/own", spec.name))
+
+    def own_root(provider: FakeProvider, spec: SandboxSpec) -> PurePosixPath:
+        return PurePosixPath("/own", spec.name)
+
+    monkeypatch.setattr(FakeProvider, "root", own_root)
     target = f"/own/{agent_sandbox(public_id(HANDLE))}/workspace/file"
 
     def leave_the_capture(trajectory: Trajectory) -> None:
