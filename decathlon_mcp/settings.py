@@ -79,9 +79,8 @@ class Settings(BaseModel):
     )
     provider: str | None = Field(
         None,
-        description="Sandbox backend. `host`: namespaces of this machine, without a daemon. Others are those "
-        "of plug-ins: `docker`, `podman`, `prime`, or another package's. [starter: host, else docker; with "
-        "`--kernel` or a folder as `--image`: host]",
+        description="Sandbox backend. `host`: namespaces of this machine, without a daemon; others are those "
+        "of plug-ins. [starter: host, else docker; with `--kernel` or a folder as `--image`: host]",
     )
     provider_option: tuple[str, ...] = Field(
         (),
