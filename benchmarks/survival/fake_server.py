@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -15,7 +16,6 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import configure_logging
 from tests.fakes.driver import FakeCall
@@ -27,10 +27,8 @@ class _Provider(FakeProvider):
     """Forgets its sandboxes when they are removed; the fake itself keeps them for tests."""
 
     @asynccontextmanager
-    async def open(
-        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
-    ) -> AsyncGenerator[FakeSandbox]:
-        async with super().open(spec, snapshot=snapshot) as sandbox:
+    async def open(self, spec: SandboxSpec, **options: Any) -> AsyncGenerator[FakeSandbox]:
+        async with super().open(spec, **options) as sandbox:
             try:
                 yield sandbox
             finally:

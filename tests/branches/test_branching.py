@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.branches.starting import is_exact, start_with
 from tests.episodes.environment import ended, exits_with, hang, make_call, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider, SavingFakeProvider
+from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
 
@@ -92,10 +92,7 @@ async def branch(
 
 
 def lines(registry: EpisodeRegistry, episode: Episode) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in (registry.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
-    ]
+    return events(registry.folder(episode.id))
 
 
 async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ async def test_episode_ends_although_its_archives_cannot_be_removed(
         episode.close()
         with anyio.fail_after(END_SECONDS):
             await ended(episode)
+        monkeypatch.undo()
         assert episode.state.ending is Ending.CLOSED
         assert episode.verdict is not None
         with pytest.raises(Exception, match="its client left before grading"):

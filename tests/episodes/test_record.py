@@ -14,6 +14,7 @@ from decathlon_mcp import __version__
 from decathlon_mcp.plugins.retention import remove_unnamed_tools
 from tests.probe.clients import playing, start
 from tests.probe.serving import Served, serving
+from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
 
@@ -27,8 +28,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 
 
 def lines(served: Served, handle: str) -> list[dict[str, Any]]:
-    file = served.state / "episodes" / handle / "trajectory.jsonl"
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    return events(served.state / "episodes" / handle)
 
 
 async def test_the_first_line_has_what_is_fixed_at_the_start_and_no_secret(served: Served) -> None:

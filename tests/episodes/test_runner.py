@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from tests.episodes.environment import (
 )
 from tests.fakes.driver import FakeCall, Faults, ProcessExit
 from tests.fakes.provider import FakeProvider
+from tests.storage.trajectories import events
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -48,9 +48,8 @@ PLAYER = Principal()
 
 def trajectory(folder: Path, episode: Episode) -> list[dict[str, Any]]:
     """What was done: the lines, without calls that wait and without the two first ones."""
-    file = folder / "state" / "episodes" / episode.id / "trajectory.jsonl"
-    events = [json.loads(line) for line in file.read_text().splitlines()]
-    return [event for event in events if event["event"] not in ("start", "ready", "accepted")]
+    lines = events(folder / "state" / "episodes" / episode.id)
+    return [line for line in lines if line["event"] not in ("start", "ready", "accepted")]
 
 
 async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_path: Path) -> None:

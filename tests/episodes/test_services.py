@@ -179,7 +179,7 @@ async def test_the_probe_runs_in_a_sandbox_without_a_network(tmp_path: Path) -> 
         factory = sandbox_factory(tmp_path, provider)
         catalogue = Catalogue([factory.suite])
         findings = [found async for found in probe_suite(factory, catalogue, can_open=True)]
+        (sandbox,) = provider.opened
+        assert PurePosixPath(sandbox.root / "configs") in sandbox.tree
     assert [found.what for found in findings if not found.ok] == []
-    (sandbox,) = provider.opened
     assert sandbox.spec.network == "none"
-    assert PurePosixPath(sandbox.root / "configs") in sandbox.tree

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.episodes.environment import TOOLS, ended, running_registry, suite_wit
 from tests.fakes.driver import FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
+from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
 
@@ -68,9 +68,8 @@ async def test_a_failed_preprocess_that_the_suite_ignores_is_in_the_trajectory_a
         other = await registry.start("find-answer", PLAYER).evaluate()
     failure = "preprocess failed (exit code 3): no such table"
     assert (verdict.status, verdict.preprocess_failure) == ("scored", failure)
-    lines = (episode.files.folder / "trajectory.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    assert [event["failure"] for event in events if event["event"] == "preprocess_failed"] == [failure]
+    failures = events(episode.files.folder, "preprocess_failed")
+    assert [event["failure"] for event in failures] == [failure]
     assert "preprocess_failure" not in other.to_json()
 
 

@@ -3,7 +3,7 @@
     FakeProvider(tools={"files": {"echo": echo}})     # async def echo(call: FakeCall) -> str | Json
     FakeProvider(run=lambda request: 0 if "preprocess" in request.argv else 1)
     FakeProvider(faults=Faults(silent_on="call"))
-    FakeProvider(faults=lambda spec: Faults(never_ready=spec.name.endswith("-grader")))
+    FakeProvider(faults=lambda spec: Faults(open_seconds=1.0 if spec.image else 0.0))
 
 Sandboxes that survive their server are on a machine that two providers share:
 
@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
@@ -133,7 +134,7 @@ class FakeSandbox:
         self.root = spec.root
         self.image_digest = _digest(spec.image)
         self.faults = faults
-        self.tree = Tree(saved)
+        self.tree = Tree(provider.machine.folder, saved)
         self.tree.make(spec.root)
         self.stream: ByteStream = EndedStream()
         self.process_stream = ProcessStream(survives=spec.survives)
@@ -174,11 +175,11 @@ class FakeSandbox:
         """See `SavedSandbox`, for a first process that is a driver. The machine has what is saved."""
         await self._begin(self.root, self.faults.snapshot_error)
         assert isinstance(self.first_process, FakeDriver)
-        saved = self.provider.machine.saved
+        machine = self.provider.machine
         await anyio.Path(folder).mkdir(mode=0o700)
         padding = b" " * self.provider.saved_bytes
-        await anyio.Path(folder / SAVED_FILE).write_bytes(f"{len(saved):<10}".encode() + padding[10:])
-        saved.append((Tree(self.tree), dict(self.first_process.servers)))
+        await anyio.Path(folder / SAVED_FILE).write_bytes(f"{len(machine.saved):<10}".encode() + padding[10:])
+        machine.saved.append((Tree(machine.folder, self.tree), dict(self.first_process.servers)))
         return Snapshot(folder)
 
     async def reopen(self) -> None:
@@ -250,8 +251,11 @@ class FakeSandbox:
 class FakeMachine(AsyncContextManagerMixin):
     """A machine that several providers can share, with the sandboxes of all of them.
 
-    Entered (`async with`), it runs their first processes, which then outlive the providers.
+    Entered (`async with`), it runs their first processes, which then outlive the providers, and has their
+    files. Otherwise they go with the provider.
     """
+
+    folder: str
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, FakeSandbox] = {}
@@ -261,8 +265,9 @@ class FakeMachine(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with background_tasks() as self.tasks:
-            yield self
+        with TemporaryDirectory(prefix="fake-machine-") as self.folder:
+            async with background_tasks() as self.tasks:
+                yield self
 
 
 class FakeProvider:
@@ -298,17 +303,19 @@ class FakeProvider:
         self._tools: Tools = tools or {}
         self._run = run
         self._faults = faults or Faults()
-        self._running = background_tasks()
+        self._running = AsyncExitStack()
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
-        self._tasks = await self._running.__aenter__()
+        if self.machine.tasks is None:
+            self.machine.folder = self._running.enter_context(TemporaryDirectory(prefix="fake-machine-"))
+        self._tasks = await self._running.enter_async_context(background_tasks())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._running.__aexit__(None, None, None)
+        await self._running.aclose()
 
     def root(self, spec: SandboxSpec) -> PurePosixPath:
         return spec.root

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -24,11 +23,10 @@ Paths = PurePosixPath | str
 
 
 class Tree:
-    """Paths are absolute in the sandbox. `other`: what it is a copy of. The folder goes with the object."""
+    """Paths are absolute in the sandbox. `machine`: where its folder is. `other`: what it is a copy of."""
 
-    def __init__(self, other: Tree | None = None) -> None:
-        self._folder = tempfile.mkdtemp(prefix="fake-sandbox-")
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+    def __init__(self, machine: str, other: Tree | None = None) -> None:
+        self._folder = tempfile.mkdtemp(dir=machine)
         self._marked: dict[PurePosixPath, object] = {}
         if other is not None:
             shutil.copytree(other._folder, self._folder, symlinks=True, dirs_exist_ok=True)

@@ -182,15 +182,12 @@ class RawSession:
     def id(self) -> str:
         return self.headers["mcp-session-id"]
 
-    async def notify(self, method: str) -> None:
-        message = {"jsonrpc": "2.0", "method": method}
+    async def notify(self, method: str, **params: Any) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params}
         assert (await self.http.post(self.url, json=message, headers=self.headers)).status_code == 202
 
     async def cancel(self, request_id: Any, **params: Any) -> None:
-        """Send `notifications/cancelled` for a request."""
-        params = {"requestId": request_id, **params}
-        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
-        await self.http.post(self.url, json=message, headers=self.headers)
+        await self.notify("notifications/cancelled", requestId=request_id, **params)
 
     async def post(self, method: str, params: Mapping[str, Any] | None = None, *, request_id: Any = 7) -> Any:
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from contextlib import closing
@@ -52,7 +51,7 @@ def fill(trajectory: Trajectory) -> list[JsonObject]:
     trajectory.add("joined", seq=2, operation="b", digest="01")
     trajectory.add("reply", seq=4, failed=True, seconds=2.0, error={"message": "no"})
     trajectory.add("claim", answer="x")
-    return [json.loads(line) for line in trajectory.file.read_bytes().splitlines()]
+    return events(trajectory)
 
 
 def known(trajectory: Trajectory) -> tuple[object, ...]:
@@ -90,8 +89,7 @@ def test_lines_of_calls_that_are_made_again_are_removed_and_no_others(tmp_path: 
         trajectory.add("note", calls=1, text="hm")
         trajectory.remove_calls(2)
         logged = trajectory.read_calls()
-        lines = [json.loads(line) for line in trajectory.file.read_bytes().splitlines()]
-        assert [line["event"] for line in lines] == ["ready", "call", "note"]
+        assert [line["event"] for line in events(trajectory)] == ["ready", "call", "note"]
         assert [key.seq for key in logged.keys] == [3]
         assert numbers(trajectory) == [3]
 

@@ -9,8 +9,8 @@ from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import JsonObject
 
 
-def events(trajectory: Trajectory | Path, event: str) -> list[JsonObject]:
-    """The lines of one kind, in order. A path is that of the folder."""
+def events(trajectory: Trajectory | Path, event: str | None = None) -> list[JsonObject]:
+    """The lines, of one kind if it is given, in order. A path is that of the folder."""
     folder = trajectory.folder if isinstance(trajectory, Trajectory) else trajectory
     lines = (json.loads(line) for line in (folder / "trajectory.jsonl").read_bytes().splitlines())
-    return [line for line in lines if line["event"] == event]
+    return [line for line in lines if event in (None, line["event"])]

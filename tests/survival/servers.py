@@ -16,9 +16,8 @@ import anyio
 import httpx2
 from anyio.abc import Process
 
+from tests.driver.peer import until
 from tests.probe.serving import SUITE
-
-RESTART_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,7 @@ class SupervisedServer:
     async def kill(self) -> None:
         """Kill the server, and wait until the supervisor has started the next one."""
         killed = self.kill_at_once()
-        with anyio.fail_after(RESTART_SECONDS):
-            while self.server_pid in (None, killed):  # noqa: ASYNC110  (nothing announces it)
-                await anyio.sleep(0.01)
+        await until(lambda: self.server_pid not in (None, killed))
 
     def kill_at_once(self) -> int | None:
         """Kill the server if there is one; returns its pid."""
@@ -104,10 +101,8 @@ async def supervised_server(
         process = await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=output)
         async with process:
             try:
-                with anyio.fail_after(60):
-                    while not ready.exists():
-                        assert process.returncode is None, log.read_text()
-                        await anyio.sleep(0.02)
+                await until(lambda: ready.exists() or process.returncode is not None)
+                assert process.returncode is None, log.read_text()
                 yield SupervisedServer(process, ready.read_text().strip(), state)
             finally:
                 with anyio.CancelScope(shield=True):
