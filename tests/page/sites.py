@@ -38,7 +38,9 @@ def page_over(
     public_url: str | None = None,
 ) -> PageApp:
     accepted: Secrets = tokens or PageKey(load_or_create_page_key(state))
-    site = Site(EpisodeHistory([state]), Sessions(accepted), live=live, public_url=public_url)
+    site = Site(
+        EpisodeHistory([state]), Sessions(accepted), live=live, folders=(str(state),), public_url=public_url
+    )
     return PageApp(site, AllowedHosts().answers_to)
 
 

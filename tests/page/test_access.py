@@ -52,6 +52,7 @@ async def test_the_key_opens_a_session_and_a_wrong_one_does_not(state: Path) -> 
         # A browser writes a 401 that it shows to its console.
         shown = await client.get("/e/0123456789abcdef", headers={"Sec-Fetch-Mode": "navigate"})
         assert (shown.status_code, 'id="enter"' in shown.text) == (200, True)
+        assert f" view {state} --address" in shown.text
         wrong = await sign_in(client, "0e" * 32)
         assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
         right = await sign_in(client, KEY)

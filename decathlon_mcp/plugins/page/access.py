@@ -25,7 +25,6 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decathlon_mcp.cli.options import DEFAULT_PORT
 from decathlon_mcp.episodes.episode import Principal
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.storage.keys import create_secret, read_secret
@@ -245,11 +244,6 @@ def port_of(request: HTTPConnection) -> int:
 def cookie_name(request: HTTPConnection) -> str:
     """Name of the cookie. Browsers send the cookies of one host to all its ports, so it has the port's."""
     return f"decathlon-{port_of(request)}"
-
-
-def key_options(port: int) -> str:
-    """Options of `view` that print the address with the key, of a server that listens at this port."""
-    return "--address" if port in (0, DEFAULT_PORT) else f"--address --port {port}"
 
 
 def digest_of(secret: str) -> str:

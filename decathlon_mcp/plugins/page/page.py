@@ -22,7 +22,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.cli.options import DEFAULT_PORT, Flag, run_async
-from decathlon_mcp.cli.output import shell_path, this_command
 from decathlon_mcp.cli.usage import check_port
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import SettingsError
@@ -40,7 +39,6 @@ from decathlon_mcp.plugins.page.access import (
     Secrets,
     Sessions,
     cookie_name,
-    key_options,
     load_or_create_page_key,
 )
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
@@ -130,9 +128,7 @@ class PageApp:
         port = int(url.rpartition(":")[2])
         if to_person:
             return page_address(self._key, port, path)
-        state = Path(self.site.folders[0])
-        words = ["view", *([] if state == default_state() else [shell_path(state)]), key_options(port)]
-        command = f"{this_command()} {' '.join(words)}"
+        command = self.site.key_command(port)
         return f"http://{PAGE_HOST}:{port}{path} (`{command}` prints the address with its key)"
 
     def serves(self, scope: Scope) -> bool:

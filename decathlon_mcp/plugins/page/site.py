@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,13 +21,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from decathlon_mcp.cli.options import DEFAULT_PORT
+from decathlon_mcp.cli.output import shell_path, this_command
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.bodies import MemoryBudget
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.page.access import Sessions, Viewer, key_options, port_of
+from decathlon_mcp.plugins.page.access import Sessions, Viewer, port_of
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
 from decathlon_mcp.plugins.page.rendering import Assets, create_environment, query
+from decathlon_mcp.settings import default_state
 
 T = TypeVar("T")
 
@@ -123,6 +127,16 @@ class Site:
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
         self._long_forms = MemoryBudget(MAX_LONG_FORMS)
 
+    def key_command(self, port: int, *, anywhere: bool = False) -> str:
+        """The command that prints the page's address at a port, with the key. `anywhere`: in any folder."""
+        words = [this_command(anywhere=anywhere), "view"]
+        if self.folders and (state := Path(self.folders[0]).absolute()) != default_state():
+            words.append(shell_path(state, anywhere=anywhere))
+        words.append("--address")
+        if port not in (0, DEFAULT_PORT):
+            words.append(f"--port {port}")
+        return " ".join(words)
+
     def href(self, path: str) -> str:
         """The address of a path, behind a proxy too."""
         return f"{self._prefix}{path}"
@@ -208,8 +222,8 @@ class Site:
         asked = not wrong and request.headers.get("sec-fetch-mode") == "navigate"
         status = 200 if asked else 401
         next_path = next_path or here
-        options = key_options(port_of(request))
-        facts = {"wrong": wrong, "next_path": next_path, "key_options": options}
+        command = self.key_command(port_of(request), anywhere=True)
+        facts = {"wrong": wrong, "next_path": next_path, "key_command": command}
         return self.render(request, "enter.html", status, viewer=None, **facts)
 
 
