@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from itertools import count
 
 import anyio
 import anyio.lowlevel
@@ -51,25 +52,28 @@ class MemoryBudget:
         self.free_bytes = size_bytes
         self._bytes_per_token = share_of(size_bytes, SHARE_PER_TOKEN)
         self._used_bytes = Counter[str | None]()
-        self._waiting: list[tuple[int, str | None, anyio.Event]] = []
+        self._numbers = count()
+        # What each token waits for, with the numbers of arrival.
+        self._waiting: dict[str | None, deque[tuple[int, int, anyio.Event]]] = {}
 
     async def acquire(self, size_bytes: int, token: str | None = None) -> None:
         """Take bytes from the budget, waiting until it has as many. Cancellation takes nothing.
 
         `token`: whose part is used; None if there is nobody to share with.
         """
-        place = (size_bytes, token, anyio.Event())
-        self._waiting.append(place)
+        event = anyio.Event()
+        place = next(self._numbers), size_bytes, event
+        self._waiting.setdefault(token, deque()).append(place)
         self._admit()
-        if place[2].is_set():
+        if event.is_set():
             return
         try:
-            await place[2].wait()
+            await event.wait()
         except BaseException:
-            if place[2].is_set():
+            if event.is_set():
                 self.release(size_bytes, token)
             else:
-                self._waiting.remove(place)
+                self._remove(place, token)
                 self._admit()
             raise
 
@@ -80,16 +84,28 @@ class MemoryBudget:
         self._admit()
 
     def _admit(self) -> None:
-        for place in tuple(self._waiting):
-            size_bytes, token, event = place
+        # Only the first of each token is looked at: one client can have thousands of requests that wait.
+        while firsts := [
+            (queue[0], token) for token, queue in self._waiting.items() if self._may_take(queue[0][1], token)
+        ]:
+            place, token = min(firsts)
+            _, size_bytes, event = place
             if size_bytes > self.free_bytes:
                 return  # what comes later does not take what this one waits for
-            used_bytes = 0 if token is None else self._used_bytes[token]
-            if used_bytes == 0 or used_bytes + size_bytes <= self._bytes_per_token:
-                self._waiting.remove(place)
-                self.free_bytes -= size_bytes
-                self._used_bytes[token] += size_bytes
-                event.set()
+            self._remove(place, token)
+            self.free_bytes -= size_bytes
+            self._used_bytes[token] += size_bytes
+            event.set()
+
+    def _may_take(self, size_bytes: int, token: str | None) -> bool:
+        used_bytes = 0 if token is None else self._used_bytes[token]
+        return used_bytes == 0 or used_bytes + size_bytes <= self._bytes_per_token
+
+    def _remove(self, place: tuple[int, int, anyio.Event], token: str | None) -> None:
+        queue = self._waiting[token]
+        queue.remove(place)
+        if not queue:
+            del self._waiting[token]
 
     async def reserve(self, size_bytes: int, token: str | None = None) -> int:
         """`acquire`, which waits `WAIT_SECONDS` at the most. Returns the size. Raises McpError."""

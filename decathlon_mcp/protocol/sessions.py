@@ -173,6 +173,7 @@ class Sessions:
         self._store = registry.store
         self._max_per_token = share_of(MAX_SESSIONS, registry.admission.share_per_token)
         self._open: dict[str, Session] = {}
+        self._by_share = Counter[tuple[str, str]]()
 
     def find(self, session_id: str, context: RequestContext) -> Session | None:
         """The session that a request names, perhaps of an earlier server; None if it has no such session.
@@ -194,8 +195,8 @@ class Sessions:
             limits["agent", context.address.path] = MAX_AGENT_SESSIONS
         if (token := context.share_key) is not None:
             limits["token", token] = self._max_per_token
-        counts = Counter(share for each in self._open.values() for share in each.shares & limits.keys())
-        if len(self._open) >= MAX_SESSIONS or any(counts[share] >= limits[share] for share in limits):
+        is_over = any(self._by_share[share] >= limit for share, limit in limits.items())
+        if is_over or len(self._open) >= MAX_SESSIONS:
             raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
         session = Session(
             session_id or secrets.token_hex(16),
@@ -210,9 +211,13 @@ class Sessions:
 
     def add(self, session: Session) -> None:
         """A session is open."""
+        self._open_now(session)
+        self.save(session)
+
+    def _open_now(self, session: Session) -> None:
         assert session.id is not None
         session.sessions, self._open[session.id] = self, session
-        self.save(session)
+        self._by_share.update(session.shares)
 
     def end(self, session: Session) -> None:
         """End a session: its requests get an error, and its streams end."""
@@ -225,6 +230,10 @@ class Sessions:
         session.end_streams()
         if self._open.pop(session.id, None) is None:
             return
+        for share in session.shares:
+            self._by_share[share] -= 1
+            if not self._by_share[share]:
+                del self._by_share[share]
         if self._store is not None:
             if self._registry.shutdown.handing_over:
                 return  # the next server opens it again
@@ -300,5 +309,5 @@ class Sessions:
             by = EpisodeAccess.by_session if is_task else EpisodeAccess.by_handle
             with suppress(UnknownEpisodeError):
                 session.access = by(self._registry.find(row.episode, principal), principal)
-        session.sessions, self._open[session_id] = self, session
+        self._open_now(session)
         return session

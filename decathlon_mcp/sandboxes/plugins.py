@@ -235,7 +235,8 @@ def create_provider(name: str, owner: str, settings: Settings) -> Provider:
             f"--provider {name}: its provider is named {provider.name}, which must be the same"
         )
     # One that lacks something would fail in the middle of an episode.
-    if missing := sorted({part for part in vars(Provider) if not part.startswith("_")} - {*dir(provider)}):
+    parts = sorted(part for part in vars(Provider) if not part.startswith("_"))
+    if missing := [part for part in parts if not hasattr(provider, part)]:
         raise SettingsError(
             f"--provider {name}: its provider lacks {', '.join(missing)}: see `Provider` in "
             "decathlon_mcp.sandboxes.base"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -182,6 +183,36 @@ async def test_bodies_of_one_token_leave_room_for_those_of_another(
         finish.set()
         assert "done" in await call("ada", "probe__slow", 2)
         assert "done" in await call("ada", "probe__quick", 3)
+
+
+async def test_bodies_beyond_a_tokens_share_do_not_keep_those_of_another_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "BODIES_IN_FLIGHT_BYTES", 8 * len(LARGE))
+    reader, waits = BodyReader(3 * len(LARGE)), 4_000
+
+    async def read(token: str, size: int) -> None:
+        body = LARGE * size
+        async with reader.read(*request_of(body_part(body), length=len(body)), token):
+            await anyio.sleep(0 if token == "bob" else 60)
+
+    async def processor_seconds() -> float:
+        with anyio.fail_after(5):
+            await read("bob", 1)
+            began = time.process_time()
+            for _ in range(100):
+                await read("bob", 1)
+        return time.process_time() - began
+
+    alone_seconds = await processor_seconds()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2 + waits):
+            tasks.start_soon(read, "ada", 3)
+        tasks.start_soon(read, "bob's agent", 1)
+        await anyio.wait_all_tasks_blocked()
+        # A quarter is free, less than what hers wait for; and nobody looks at each of these.
+        assert await processor_seconds() < 10 * alone_seconds
+        tasks.cancel_scope.cancel()
 
 
 async def test_bodies_at_unknown_addresses_take_no_room_from_those_of_clients(tmp_path: Path) -> None:

@@ -253,6 +253,8 @@ async def test_sessions_of_a_tokens_agents_are_of_its_share(
             opened = [await open_session(http, agents[number % 2], None) for number in range(3)]
             assert [SESSION in response.headers for response in opened] == [True, True, False]
             assert SESSION in (await open_session(http, served.lobby, "bob")).headers
+            await http.delete(agents[0], headers={SESSION: opened[0].headers[SESSION]})
+            assert SESSION in (await open_session(http, agents[1], None)).headers
 
 
 async def test_an_agent_without_a_token_cannot_take_all_sessions(

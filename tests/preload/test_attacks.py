@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import DriverError
+from decathlon_mcp.plugins.preload.preloads import Closing
 from decathlon_mcp.sandboxes.host.processes import read_children
 from decathlon_mcp.sandboxes.host.sandbox_folder import closing_descriptor
 from tests.preload.conftest import STATE, Machine, spec_of
@@ -291,3 +292,11 @@ async def test_a_descriptor_that_cannot_be_closed_at_once_stops_nothing(machine:
             began = time.monotonic()
             await anyio.sleep(0.5)
             assert time.monotonic() - began < 60
+
+
+async def test_a_descriptor_that_fails_to_close_keeps_no_other_open() -> None:
+    end, other = os.pipe()
+    with closing_descriptor(end):
+        Closing().close(1 << 30, other)  # as a file whose disk is full
+        with anyio.fail_after(10):
+            await anyio.wait_readable(end)

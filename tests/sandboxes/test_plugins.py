@@ -156,6 +156,16 @@ def test_a_provider_that_lacks_something_is_refused_with_the_names(install: Inst
         create_provider("mine", "owner", settings(provider="mine", provider_option=("note=/dev/null",)))
 
 
+def test_a_provider_may_pass_on_what_another_has(install: Install) -> None:
+    begin = "class Mine:\n    def __init__(self, *a, **k):\n        self.inner = HostProvider(*a, **k)\n"
+    code = PLUGINS.replace(
+        "class Mine(HostProvider):",
+        f"{begin}    def __getattr__(self, name):\n        return getattr(self.inner, name)\n",
+    )
+    install("mine_package", code, {"mine": "mine_package:PLUGIN"})
+    create_provider("mine", "owner", settings(provider="mine", provider_option=("note=/dev/null",)))
+
+
 def test_two_packages_with_providers_of_one_name_are_ambiguous(install: Install) -> None:
     install("mine_package", PLUGINS, {"mine": "mine_package:PLUGIN"})
     install("second_package", PLUGINS, {"renaming": "second_package:RENAMING"})

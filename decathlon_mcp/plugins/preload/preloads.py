@@ -132,7 +132,8 @@ class Closing:
     def close(self, *descriptors: int) -> None:
         def close() -> None:
             for descriptor in descriptors:
-                os.close(descriptor)
+                with suppress(OSError):  # of its file, as on a disk that is full; it is closed
+                    os.close(descriptor)
 
         thread = threading.Thread(target=close, daemon=True)
         thread.start()
