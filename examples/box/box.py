@@ -89,7 +89,8 @@ class BoxProvider(BaseProvider):
                     if process.returncode is None:
                         process.kill()
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            with anyio.CancelScope(shield=True):  # a large folder keeps no other episode waiting
+                await to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
 
     def reattach(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Box]:
         raise SandboxLostError("the process ended with its server")

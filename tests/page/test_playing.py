@@ -10,6 +10,7 @@ import anyio
 import httpx2
 import pytest
 
+from decathlon_mcp.plugins.page import play_pages
 from tests.page.sites import HTML, OWN, sign_in
 from tests.probe.serving import Served, module_server
 
@@ -83,6 +84,22 @@ async def test_the_same_form_calls_once(served: Served, person: httpx2.AsyncClie
     assert episode.calls.sent == 2
     await person.post(f"{path}/end", data={"sure": "yes"})
     assert 'data-phase="over"' in (await person.get(path)).text
+
+
+async def test_long_arguments_of_calls_that_run_are_bounded(
+    served: Served, person: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(play_pages, "MAX_RUNNING_BYTES", 10)
+    path = (await start(person, "say-answer")).url.path
+    await call(person, path, "probe__sleep", json='{"seconds": 60}')
+    page = await call(person, path, "probe__echo", json='{"text": "one too many"}')
+    assert "calls with long arguments run" in page.text
+    (episode,) = [each for each in served.episodes.live if path.endswith(each.public_id)]
+    assert episode.calls.last == 1
+    await person.post(f"{path}/cancel", data={"call": "1", "tool": "probe__sleep"})
+    await call(person, path, "probe__echo", json='{"text": "one"}')
+    assert episode.calls.last == 2
+    await person.post(f"{path}/end", data={"sure": "yes"})
 
 
 async def test_a_violation_is_shown_at_its_field_and_nothing_is_called(

@@ -15,7 +15,7 @@ from collections.abc import (
     Generator,
     Sequence,
 )
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -88,11 +88,13 @@ class Bench(ProviderUnderTest):
         async with await anyio.open_process(command, stderr=None) as server:
             assert server.stdout is not None
             reported = b""
-            while wait_for.encode() not in reported:
-                reported += await server.stdout.receive()
-            yield server
-            server.kill()
-            await server.wait()
+            try:
+                while wait_for.encode() not in reported:
+                    reported += await server.stdout.receive()
+                yield server
+            finally:
+                with suppress(ProcessLookupError):
+                    server.kill()
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from decathlon_mcp.episodes.call import Call, Waiter
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.errors import DecathlonError, SuiteError
+from decathlon_mcp.errors import AtCapacityError, DecathlonError, SuiteError
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episode_pages
 from decathlon_mcp.plugins.page.call_entries import shown
@@ -59,6 +59,9 @@ from decathlon_mcp.types import JsonObject, as_object
 
 REPLY_SECONDS = 1.0
 """How long a step waits for the reply, so that most need no further look."""
+MAX_RUNNING_BYTES = 8 << 20
+"""With longer arguments of calls that run, an attempt gets no further call: they are in memory, and what was
+sent by forms counts nowhere else."""
 SHOWN_CALLS = 50
 MAX_FORMS = 256
 """Forms that are kept, of tools that differ."""
@@ -317,6 +320,9 @@ class PlayPages:
         waiter = Waiter(RequestKeys(_operation(nonce, name, arguments)), detached=True)
         # Line feeds are between tokens. Messages to a sandbox are lines.
         text = arguments.replace("\n", " ").encode()
+        running_bytes = sum(len(each.params.arguments or b"") for each in episode.calls.unanswered)
+        if running_bytes > MAX_RUNNING_BYTES:
+            raise AtCapacityError("calls with long arguments run: wait for their replies, or cancel them")
         call = await episode.calls.accept(name, CallParams(text), waiter)
         with anyio.move_on_after(REPLY_SECONDS):
             await call.wait(waiter)
