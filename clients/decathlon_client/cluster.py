@@ -19,6 +19,7 @@ from decathlon_client.client_errors import (
     ConnectionLostError,
     NodeLostError,
     ProtocolError,
+    reading,
 )
 from decathlon_client.client_session import (
     LOBBY,
@@ -79,7 +80,8 @@ class ClusterEndpoint:
     async def _open_lobby(self, owner: SessionOwner) -> AsyncGenerator[Session]:
         response = await self._client.get(f"{self._root}/nodes", timeout=START_SECONDS)
         response.raise_for_status()
-        nodes = (as_object(response.json()) or {}).get("nodes")
+        with reading("a list of nodes"):
+            nodes = list(map(str, response.json()["nodes"]))
         if not nodes:
             raise ConnectionLostError("the cluster has no node now")
         async with HttpEndpoint(nodes[0], self._token).open_session(owner, None) as session:
@@ -167,6 +169,8 @@ class HeldEpisode:
                 first = await anext(lines, None)
                 if first is None or "episode" not in first:
                     raise ConnectionLostError("the cluster broke off before the episode started")
+                if not str(first.get("address")).startswith(("http://", "https://")):
+                    raise ProtocolError("the cluster started an episode without an address")
                 self.start = first
                 limit.deadline = float("inf")
                 yield lines

@@ -23,7 +23,8 @@ from decathlon_mcp.sandboxes.machine_limits import MemoryFloor
 from decathlon_mcp.suites.suite import SharedResource
 
 SHARE_PER_TOKEN = 0.75
-"""The largest part of the sandboxes, of the queue and of the sessions that one of several tokens may take."""
+"""The largest part that one of several tokens may take of the sandboxes, the queue, the sessions, the memory
+for bodies and the places of long forms."""
 RETRY_SECONDS = (5.0, 15.0)
 """Range of the retry time; each refusal draws from it, so that refused clients do not retry together."""
 SET_UPS_PER_OPENING = 2

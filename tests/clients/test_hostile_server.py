@@ -12,10 +12,11 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
-from decathlon_client import AtCapacityError, ClientError, Decathlon, Episode, sdk
+from decathlon_client import AtCapacityError, ClientError, Decathlon, Episode, cluster, sdk
 from decathlon_client.client_errors import RETRY_SECONDS
 from decathlon_client.client_session import SessionOwner, error_from_response
 from decathlon_client.client_values import JsonObject
+from decathlon_client.cluster import ClusterEndpoint
 from decathlon_client.resends import absent_seconds
 
 pytestmark = pytest.mark.anyio
@@ -244,3 +245,26 @@ async def test_no_odd_reply_makes_a_client_raise_anything_but_its_own_errors(pla
                 except Exception as error:
                     error.add_note(f"{odd!r:.500}")
                     raise
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['{"nodes": 5}', '{"nodes": {}, "episode": "e"}', "[]", '{"episode": "e", "address": [1]}', "no"],
+)
+async def test_no_odd_answer_of_a_cluster_raises_anything_but_the_clients_errors(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = sdk.httpx.MockTransport(lambda request: sdk.httpx.Response(200, text=answer))
+
+    def http_client(headers: dict[str, str]) -> Any:
+        return sdk.httpx.AsyncClient(transport=transport)
+
+    monkeypatch.setattr(cluster, "http_client", http_client)
+    endpoint, owner = ClusterEndpoint("http://cluster", ""), cast("Any", None)
+    async with endpoint.run():
+        with pytest.raises(ClientError):
+            async with endpoint.open_session(owner, None):
+                pass
+        with pytest.raises(ClientError, match="the cluster broke off"):
+            async with endpoint.hold({}).run():
+                pass
