@@ -214,9 +214,9 @@ async def _lost() -> None:
     raise SandboxLostError("the driver has ended")
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], *, seconds: float = BOUND_SECONDS) -> None:
     """Poll a condition of which nothing tells, such as one of processes and files of other programs."""
-    with anyio.fail_after(BOUND_SECONDS):
+    with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.02)
 
