@@ -42,7 +42,7 @@ RESEND_SECONDS = 330.0
 FIRST_PAUSE_SECONDS = 0.25
 """Pause after the first loss of an outage; doubled after each further one."""
 MAX_ABSENT_SECONDS = 86_400.0
-"""Longest absence of a sandbox that is taken from a server."""
+"""Longest absence of a sandbox that a server's error may name, a day: the client waits that much longer."""
 MAX_PAUSE_SECONDS = 5.0
 """Longest mean pause: a server that comes back is found within seconds."""
 STEADY_SECONDS = 10.0

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
 
 SETTINGS = Group("Settings", sort_key=10)
+"""The one heading of a command's settings in a short help."""
 SERVERS = frozenset({"serve", "stdio", "serve-episode"})
+"""Commands whose help lists the settings of a server."""
 LISTED_BY_HELP_ALL = frozenset({MORE.name, RATE_FILTERS.name})
 """Headings that are left out of a short help."""
 _SENTENCE = re.compile(r".+?(?<!e\.g)\.(?=\s|$)", re.DOTALL)
@@ -48,7 +50,7 @@ def _shortened(entry: HelpEntry) -> HelpEntry:
 def prepare_help(app: App, words: Sequence[str], *, whole: bool) -> None:
     """Write the usage of the command that is called by `words`, and choose what its help lists.
 
-    `whole`: every option that it has, with all that is said about it.
+    `whole`: list every option with its whole description.
     """
     chain, (*_, command), _ = app.parse_commands(words)
     if not chain or (function := command.default_command) is None:

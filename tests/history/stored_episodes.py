@@ -91,8 +91,8 @@ class Folder:
     ) -> str:
         """Write an episode as a server does; its public id. `reward`: or LOST, or LIVE.
 
-        `entries`: of its trajectory; None for no trajectory. `branch`: of what, and where. `answer`: what the
-        agent said with its claim; None: it claimed nothing.
+        `entries`: of its trajectory; None for no trajectory. `branch`: of what, and where. `answer`: the
+        text of the agent's claim; None without a claim.
         """
         name, live, lost = public_id(handle), reward == LIVE, reward is LOST
         if calls is None:

@@ -169,7 +169,7 @@ class PrimeService:
     # The platform
 
     def _fail_or_cut(self, operation: str) -> None:
-        """Do what a test wants of the next request for an operation."""
+        """Delay or refuse the next request for an operation, if a test has set that."""
         if self._cuts[operation]:
             self._cuts[operation] -= 1
             self._cut_streams()

@@ -94,7 +94,7 @@ def trial(served: Served, tmp_path: Path) -> Iterator[Trial]:
 
 @pytest.fixture(scope="module")
 def python_3_12() -> str:
-    """Python 3.12, which some trainers require."""
+    """Python 3.12, which some trainers require; without one, these are skipped."""
     python = find_python("3.12")
     if python is None:
         pytest.skip("no Python 3.12 here, neither on the PATH nor in pyenv")
