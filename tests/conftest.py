@@ -14,7 +14,7 @@ from fcntl import LOCK_EX, flock
 from functools import cache, wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
-from shutil import rmtree, which
+from shutil import rmtree
 from typing import Any, NoReturn, cast
 
 import anyio
@@ -23,6 +23,7 @@ import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
+from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
 from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 from tests.selection import LEFT_OUT, is_left_out, leave_to_test_all
@@ -134,6 +135,20 @@ def test_image(docker_engine: Any) -> str:
 
 
 @pytest.fixture(scope="session")
+def namespaces() -> None:
+    """This machine isolates sandboxes. Where it does not, the test is skipped, or fails in CI."""
+    if (reason := why_unavailable()) is not None:
+        skip_or_fail(reason, "NAMESPACES")
+
+
+@pytest.fixture(scope="session")
+def own_network(namespaces: None) -> None:
+    """This machine gives sandboxes a network of their own. Otherwise as `namespaces`."""
+    if (reason := why_no_own_network()) is not None:
+        skip_or_fail(reason, "NAMESPACES")
+
+
+@pytest.fixture(scope="session")
 def runsc() -> str:
     """The program of gVisor. Without a recent one the test is skipped, or fails in CI."""
     # The core's tests run without the plug-ins too.
@@ -150,10 +165,8 @@ def runsc() -> str:
 
 
 @pytest.fixture(scope="session")
-def unpacked_image(docker_engine: Any, test_image: str) -> str:
+def unpacked_image(docker_engine: Any, test_image: str, namespaces: None) -> str:
     """Folder with the tests' image, for bubblewrap. All test processes, and later runs, share it."""
-    if which("bwrap") is None:
-        skip_or_fail("there is no bwrap; on Debian: apt-get install bubblewrap")
     digest = docker_engine.inspect_image(test_image)["Id"].removeprefix("sha256:")[:16]
     # Not in pytest's own folder, into which only its user may look: root's sandboxes run as another one.
     base = Path(tempfile.gettempdir()) / f"decathlon-test-image-{os.geteuid()}-{digest}"

@@ -88,7 +88,7 @@ async def test_tasks_can_be_prepared_only_where_sandboxes_can_be_saved(tmp_path:
 
 
 @pytest.fixture
-def without_slirp4netns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_slirp4netns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespaces: None) -> Iterator[None]:
     """A machine with the programs for namespaces, and none for a network of their own."""
     programs = tmp_path / "programs"
     programs.mkdir()

@@ -20,16 +20,12 @@ from decathlon_client.script import Step
 
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.plugins.agents.agent_programs import PRESETS
-from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from tests.agents.models import RECIPE, JsonObject, streaming_model
 from tests.conformance.suites import environment as node_environment
 from tests.conformance.suites import run_npm
 from tests.docs.pages import block
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_unavailable() is not None, reason="no namespaces here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("namespaces")]
 
 PAGE = "docs/agent-programs.md"
 PACKAGES = ("@anthropic-ai/claude-code", "@openai/codex", "opencode-ai", "@google/gemini-cli")

@@ -32,7 +32,6 @@ from decathlon_mcp.plugins.agents.reach import (
     read_endpoints,
     relay_connections,
 )
-from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 
 ADDRESS = "http://127.0.0.1:8765/mcp"
 FOLDERS = PurePosixPath("/agent")
@@ -204,7 +203,7 @@ async def test_connections_that_wait_for_their_turn_take_no_descriptors_of_the_s
 
 
 @pytest.mark.anyio
-@pytest.mark.skipif(why_unavailable() is not None, reason="no namespaces here")
+@pytest.mark.usefixtures("namespaces")
 async def test_names_and_addresses_of_others_lead_to_this_process() -> None:
     urls = ("http://models.test:443/", "http://10.9.8.7:80/")
     command = [sys.executable, str(PROGRAM), "post", urls[0], "post", urls[1], "list", "/proc/self/fd"]

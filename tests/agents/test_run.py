@@ -24,7 +24,6 @@ from decathlon_client.testing import scripted_model
 from decathlon_mcp.cli.command_line import run
 from decathlon_mcp.plugins.agents.agent_programs import PRESETS
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.sandboxes.host import isolation as host_isolation
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from tests.agents.models import Answer, posting
 from tests.probe.leftovers import processes_marked
@@ -39,12 +38,6 @@ SOLUTION = (Step("probe__write", {"path": "answer.txt", "text": "42"}), Step(CLA
 ODD = (Step("probe__odd"),)
 KEY = "sk-secret-of-a-test"
 PASSWORD = "kept-password"
-
-
-@pytest.fixture
-def namespaces() -> None:
-    if reason := host_isolation.why_unavailable():
-        pytest.skip(f"no namespaces here: {reason}")
 
 
 def play(*options: str, words: tuple[str, ...]) -> int:

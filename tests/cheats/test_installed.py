@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.starter import suite_path
 
 pytestmark = pytest.mark.slow
@@ -54,10 +53,8 @@ with isolated_command(spec, provider._machine.files(spec)) as command:
 
 
 @pytest.fixture(scope="module", name="installed")
-def python_with_the_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python_with_the_wheel(tmp_path_factory: pytest.TempPathFactory, namespaces: None) -> Path:
     """The Python of an environment in which the project is installed from a wheel, with its origin."""
-    if reason := why_unavailable():
-        pytest.skip(f"no namespaces here: {reason}")
     folder = tmp_path_factory.mktemp("installed")
     for above in (folder, folder.parent):
         above.chmod(0o755)

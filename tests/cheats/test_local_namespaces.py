@@ -16,7 +16,6 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from tests.cheats.agent import (
     LOW_LIMITS,
     SUITE,
@@ -83,9 +82,8 @@ def prefix_of_the_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Itera
     scope="module", name="cheats", params=["by themselves", pytest.param("forks", marks=pytest.mark.long)]
 )
 async def cheat_server_in_namespaces(
-    request: pytest.FixtureRequest, prefix: Path, anyio_backend: object
+    request: pytest.FixtureRequest, prefix: Path, anyio_backend: object, namespaces: None
 ) -> AsyncGenerator[CheatServer]:
-    assert (reason := why_unavailable()) is None, reason
     forks = request.param == "forks"
     settings: dict[str, Any] = {"suite": (str(prefix / "suite"),), "provider": "host"}
     settings |= {"isolation": "namespaces", "preload": forks}

@@ -48,8 +48,12 @@ def test_the_signing_key_is_named_and_must_not_be_readable_by_others(shell: Shel
     assert "can be read by others" in findings(shell, status=1)["key"]["detail"]
 
 
-def test_local_isolation_is_a_finding(shell: Shell) -> None:
+@pytest.mark.usefixtures("namespaces")
+def test_namespaces_are_a_finding(shell: Shell) -> None:
     assert findings(shell, status=0)["host isolation"]["detail"].startswith("namespaces: ")
+
+
+def test_missing_isolation_is_a_finding(shell: Shell) -> None:
     result = findings(shell, "--isolation", "none", status=0)["host isolation"]
     assert result["detail"] == "none: sandboxes are processes of this user"
     # No programs, and so no bwrap.
@@ -59,6 +63,7 @@ def test_local_isolation_is_a_finding(shell: Shell) -> None:
     assert result["detail"].startswith("--isolation namespaces: there is no bwrap on the PATH: install")
 
 
+@pytest.mark.usefixtures("own_network")
 def test_the_program_for_networks_of_sandboxes_is_a_finding(shell: Shell) -> None:
     program = shutil.which("slirp4netns")
     assert program is not None

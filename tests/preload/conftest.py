@@ -22,10 +22,8 @@ from decathlon_mcp.plugins.preload.preloader import Preloader
 from decathlon_mcp.plugins.preload.preloads import Kind, Preloads
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.host_files import HostFiles
-from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from tests.conftest import skip_or_fail
 from tests.fakes.calls import call_server
 from tests.sandboxes.conftest import open_to_everyone
 
@@ -112,9 +110,7 @@ class Forks(Preloads):
 
 
 @pytest.fixture
-async def machine(anyio_backend: object) -> AsyncIterator[Machine]:
-    if (reason := why_unavailable()) is not None:
-        skip_or_fail(reason)
+async def machine(anyio_backend: object, namespaces: None) -> AsyncIterator[Machine]:
     with open_to_everyone() as folder:
         async with HostProvider(f"test-{secrets.token_hex(4)}", folder / "sandboxes") as provider:
             files = await anyio.to_thread.run_sync(HostFiles.of_this_server)

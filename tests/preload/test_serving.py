@@ -9,9 +9,7 @@ import anyio
 import pytest
 
 from benchmarks.wire_client import wire_client
-from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive, read_children
-from tests.conftest import skip_or_fail
 from tests.survival.servers import supervised_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -39,9 +37,9 @@ def preloaders(pid: int) -> list[ProcessId]:
 
 
 @pytest.mark.timeout(300)
-async def test_libraries_are_learnt_at_the_first_set_up_and_kept_for_the_next_server(tmp_path: Path) -> None:
-    if (reason := why_unavailable()) is not None:
-        skip_or_fail(reason)
+async def test_libraries_are_learnt_at_the_first_set_up_and_kept_for_the_next_server(
+    tmp_path: Path, namespaces: None
+) -> None:
     state, options = tmp_path / "state", ("--no-supervisor", "--isolation", "namespaces", "--preload")
     async with supervised_server(state, *options, suite=SUITE) as server:
         await play(server.url)

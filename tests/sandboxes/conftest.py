@@ -32,7 +32,6 @@ from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.host.provider import HostProvider
@@ -120,8 +119,7 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
         if kind == "gvisor":
             request.getfixturevalue("runsc")
         elif kind != "image":
-            reason = why_no_own_network() if kind == "networked" else why_unavailable()
-            assert reason is None, reason
+            request.getfixturevalue("own_network" if kind == "networked" else "namespaces")
         bench = namespaces_bench(owner, folder, kind, image)
     async with bench.machine or nullcontext(), bench.provider:
         yield bench

@@ -67,7 +67,7 @@ class Bubblewrap:
 
 
 @pytest.fixture
-def bubblewrap(monkeypatch: pytest.MonkeyPatch) -> Generator[Bubblewrap]:
+def bubblewrap(namespaces: None, monkeypatch: pytest.MonkeyPatch) -> Generator[Bubblewrap]:
     # Not pytest's folder, which root alone can enter.
     with TemporaryDirectory() as folder:
         made = Bubblewrap(Path(folder))
@@ -122,9 +122,8 @@ def test_a_python_that_was_named_by_a_relative_path_is_found_in_the_namespaces(t
     assert ".." not in shown.stdout
 
 
-def test_a_machine_without_descriptors_for_a_moment_still_isolates(
-    bubblewrap: Bubblewrap, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("own_network", "bubblewrap")
+def test_a_machine_without_descriptors_for_a_moment_still_isolates() -> None:
     why_no_own_network.cache_clear()
     for ask in (why_unavailable, why_no_own_network):
         with few_descriptors(0), pytest.raises(ProviderUnavailableError, match="Too many open files"):
@@ -132,6 +131,7 @@ def test_a_machine_without_descriptors_for_a_moment_still_isolates(
         assert ask() is None
 
 
+@pytest.mark.usefixtures("own_network")
 def test_a_network_of_its_own_is_not_lost_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()

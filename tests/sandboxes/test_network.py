@@ -110,6 +110,7 @@ with socket.create_server(("0.0.0.0", 7777)) as server, socket.socket(type=socke
 
 
 @needs_root
+@pytest.mark.usefixtures("own_network")
 async def test_names_are_resolved_by_a_name_server_on_this_machines_loopback(tmp_path: Path) -> None:
     """As with systemd-resolved. The program has its own /etc/resolv.conf."""
     configuration = tmp_path / "resolv.conf"

@@ -21,7 +21,6 @@ from mcp.shared.exceptions import MCPError
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.plugins.docker.exit_events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.protocol.messages import OPERATION_KEY
-from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import PROVIDER
 from decathlon_mcp.storage.store import SandboxRow, Store
 from tests.driver.peer import until
@@ -210,8 +209,7 @@ async def test_upgrade_continues_the_episodes_whose_drivers_speak_its_wire_versi
 
 
 @pytest.mark.long
-async def test_upgrade_with_another_isolation_leaves_no_process(tmp_path: Path) -> None:
-    assert (reason := why_unavailable()) is None, reason
+async def test_upgrade_with_another_isolation_leaves_no_process(tmp_path: Path, namespaces: None) -> None:
     state = tmp_path / "state"
     async with supervised_server(state, "--hand-over", "--isolation", "namespaces") as first:
         async with Decathlon(first.url) as client, client.episode("find-answer") as episode:
