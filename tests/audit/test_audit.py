@@ -115,6 +115,7 @@ def test_tools_without_a_shell_cannot_carry_all_attacks(audited: Any) -> None:
     assert "forger results" not in task["not_checked"]
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_a_sound_task_withstands_every_attack_with_a_shell(tmp_path: Path) -> None:
     status, document, printed = audit(tmp_path, "sound-shell", "--policies", "forgers")
     assert status == 0, printed
@@ -243,6 +244,7 @@ DEFENCES = {
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(("task", "remove", "kind", "attacks_"), DEFENCES.values(), ids=DEFENCES)
 async def test_without_one_defence_exactly_its_attacks_earn(
     tmp_path: Path,
@@ -268,6 +270,7 @@ async def test_without_one_defence_exactly_its_attacks_earn(
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("namespaces")
 async def test_an_attack_on_the_server_is_carried_out_at_one_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def provider_settings(provider: str) -> dict[str, Any]:
 def image(provider: str, request: pytest.FixtureRequest) -> str | None:
     """The tests' image, as the provider needs it; None for this machine's files."""
     if provider in ("namespaces", "forks"):
+        request.getfixturevalue("namespaces")
         return None
     if provider == "gvisor":
         request.getfixturevalue("runsc")

@@ -143,6 +143,7 @@ with socket.create_server(("127.0.0.1", 0)) as own:
             assert (await agent.python(program)).split() == ["False", "False", "True"]
 
 
+@pytest.mark.usefixtures("own_network")
 async def test_server_is_no_oracle_for_an_agent_with_a_network(prefix: Path) -> None:
     """It has no tokens, so that any client that reaches it can play the task and evaluate guesses."""
     settings = {"suite": (str(prefix / "suite"),), "provider": "host", "isolation": "namespaces"}
@@ -203,6 +204,7 @@ async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServe
     await replace_workspaces(cheats.served)
 
 
+@pytest.mark.usefixtures("namespaces")
 async def test_workspace_that_leaves_no_room_for_the_attempts_log_is_forfeited(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"provider": "host", "isolation": "namespaces", "memory_mib": 128}
     async with serving(tmp_path, suite=(SUITE,), **settings) as served:

@@ -11,6 +11,7 @@ from tests.cli.conftest import Shell
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
 def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
     done = shell.run("demo")
     assert done.returncode == 0, done

@@ -11,7 +11,7 @@ from decathlon_client.script import WORKSPACE
 
 from tests.cheats.agent import SUITE as SHELL_SUITE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.usefixtures("namespaces")]
 
 USES_ABSOLUTE_PATHS = "find-rate-regression"
 

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 NAMES = (b".git/HEAD", b"notes/__pycache__/a", b".DS_Store", b"caf\xe9.txt", b"\xff/\xfe")
 
 
+@pytest.mark.usefixtures("namespaces")
 async def test_repository_caches_and_names_that_are_not_utf8_reach_agent_and_grader(tmp_path: Path) -> None:
     shutil.copytree(SHELL_SUITE, tmp_path / "suite")
     (task,) = (tmp_path / "suite").glob("tasks/*/sum-prices")

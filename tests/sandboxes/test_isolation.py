@@ -155,6 +155,7 @@ def test_what_is_kept_and_cannot_be_read_is_an_error(tmp_path: Path, content: by
         decide_isolation("auto", tmp_path, list)
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_user_namespaces_that_are_forbidden_are_a_kernel_that_cannot(tmp_path: Path) -> None:
     program = f"from {why_unavailable.__module__} import why_unavailable; print(why_unavailable())"
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'

@@ -148,6 +148,7 @@ def _answer_queries(server: socket.socket) -> None:
 
 
 @needs_root
+@pytest.mark.usefixtures("own_network")
 async def test_an_ordinary_user_has_such_a_network() -> None:
     """Where everybody can open /dev/net/tun, as on most machines."""
     with outside() as other, listening_everywhere() as port, open_to_everyone() as folder:
