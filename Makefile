@@ -2,8 +2,9 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# More than the cores: tests wait for processes. A process gets tests that stand together, which share fixtures.
-JOBS ?= 6
+# More than the cores, because tests wait for processes, and few, because each one imports and collects everything. A
+# process gets tests that stand together, which share fixtures.
+JOBS ?= 4
 PARALLEL = -n $(JOBS) --dist worksteal
 UV ?= uv
 # mitmproxy pins versions that the server cannot have, so it has an environment of its own. The server finds it
