@@ -45,19 +45,26 @@ ALL_PLACES: tuple[Place, ...] = ("HTTP", "embedded")
 """Where the server that an episode is played on is reached."""
 
 BUDGETS: Mapping[str, int] = {
-    "modules of decathlon_mcp": 1_700,
-    "protocol": 2_700,
-    "http": 1_700,
-    "episodes": 4_800,
-    "grading": 1_800,
-    "driver": 2_000,
-    "storage": 1_300,
-    "sandboxes": 7_500,
-    "archives, suites, catalogue, payloads, telemetry": 6_400,
-    "cli": 3_500,
-    "sandbox": 4_600,
+    "modules of decathlon_mcp": 1_900,
+    "protocol": 3_250,
+    "http": 2_050,
+    "episodes": 5_750,
+    "grading": 2_200,
+    "driver": 2_250,
+    "storage": 2_000,
+    "sandboxes": 5_900,
+    "archives, suites, catalogue, payloads, telemetry": 5_950,
+    "cli": 2_100,
+    "sandbox": 4_650,
 }
-"""Lines that each package of the core may have. 38,000 in all."""
+"""Lines that each package of the core may have, 38,000 in all. A test holds them: what is added to a full
+package has to replace something, or to be a plug-in.
+
+Decided 2026-11-29: they are divided by what the packages came to. The plan had 1,700, 2,700, 1,700, 4,800,
+1,800, 2,000, 1,300, 7,500, 6,400, 3,500 and 4,600 lines. Providers, archives and commands need 3,450 lines
+less, and calls, recovery, the front end and the store as many more: repeated and resumed calls, full disks
+and servers that are killed are promises about every call, which no plug-in can keep.
+"""
 APART = ("plug-ins", "starter", "clients")
 """Packages without a budget. The bundled suite, which is content, is a part of `starter`."""
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")

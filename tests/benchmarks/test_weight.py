@@ -10,6 +10,7 @@ from benchmarks import figures
 from benchmarks.sections import SECTIONS
 from benchmarks.weight import (
     BUDGETS,
+    over_budget,
     package_lines,
     package_of,
     sources,
@@ -28,6 +29,10 @@ def test_every_line_of_the_product_is_counted_in_one_package() -> None:
         len(path.read_text().splitlines()) for path in sources()
     )
     assert all(packages[name].modules for name in BUDGETS)
+
+
+def test_each_package_of_the_core_is_within_its_budget() -> None:
+    assert over_budget(package_lines()) == {}
     assert sum(BUDGETS.values()) == 38_000
 
 
