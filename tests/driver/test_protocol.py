@@ -58,7 +58,7 @@ async def test_no_module_is_imported_from_the_file_system_after_the_first_child(
         await peer.request(wire.RUN, **slow_run(0))
         steps: list[dict[str, Any]] = [
             {"make": f"{tmp_path}/a"},
-            {"copy": "/etc/default", "to": f"{tmp_path}/b"},
+            {"copy": f"{tmp_path}/a", "to": f"{tmp_path}/b"},
             {"remove": f"{tmp_path}/b"},
         ]
         await peer.request(wire.ARRANGE, steps=[*steps, {"absent": ["x"], "under": str(tmp_path)}])
