@@ -22,8 +22,8 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def print_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """Print lines of cells, of which the first is a name; without the headings in a pipe."""
-    if not sys.stdout.isatty():
+    """Print lines of cells, of which the first is a name; without the headings in a pipe, or over no line."""
+    if not sys.stdout.isatty() or not (lines := list(lines)):
         print_lines(lines)
         return
     # Imported late: most commands print no table.

@@ -133,5 +133,10 @@ def test_a_server_that_cannot_start_says_what_to_do(shell: Shell) -> None:
     message = error("--port 0 --provider docker", DOCKER_HOST="unix:///nowhere")
     assert "no Docker engine answers at unix:///nowhere" in message
     assert "DOCKER_HOST" in message
+    message = error("--port 0 --provider podman --provider-option socket=/nowhere/podman.sock")
+    assert message.startswith("no Podman service answers at unix:///nowhere/podman.sock (No such file")
+    assert "podman.socket" in message
+    assert "ocker" not in message
+    assert error("--port 0 --kernel gvisor", PATH=str(shell.folder)).count("install runsc of") == 1
     survival = error("--port 0 --provider host --hand-over --survive-seconds 0")
     assert survival.startswith("--hand-over requires --survive-seconds")
