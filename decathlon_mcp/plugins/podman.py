@@ -101,7 +101,7 @@ def no_podman() -> Absence:
     systemctl = "systemctl" if os.geteuid() == 0 else "systemctl --user"
     other = "name another socket with --provider-option socket=PATH"
     return Absence(
-        "Podman service",
+        "no Podman service answers at",
         f"start it (`{systemctl} enable --now podman.socket`; on Debian: apt-get install podman), or {other}",
         f"this user may not use it: {other}, or run as its owner",
     )

@@ -204,15 +204,15 @@ def raise_api_error(response: Response) -> None:
 class Absence:
     """What to say where no engine answers."""
 
-    what: str
-    """The kind of engine."""
+    message: str
+    """Ends before the engine's address."""
     cure: str
     if_refused: str
     """The cure if this user may not open its socket."""
 
 
 NO_DOCKER = Absence(
-    "Docker engine",
+    "no Docker engine answers at",
     "start one (on Debian: apt-get install docker.io), or set DOCKER_HOST to its address",
     "this user may not use it: join the group docker, or run as root",
 )
@@ -348,7 +348,7 @@ class Engine:
             _log.warning("The engine did not answer as expected", extra=fields(why=_line(str(cause))))
             reason = type(cause).__name__
         return ProviderUnavailableError(
-            f"no {self._absence.what} answers at {self.address} ({reason}); {cure}",
+            f"{self._absence.message} {self.address} ({reason}); {cure}",
             where=self.address,
             cure=cure,
         )
