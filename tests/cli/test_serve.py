@@ -69,6 +69,10 @@ async def test_a_server_shows_its_addresses_takes_a_new_token_and_ends_with_its_
         assert f"the lobby   {url}/mcp\n" in output
         assert f"a task      {url}/tasks/crashing-verdict/mcp\n" in output
         assert "11 of 11 can run here: probe (host)\n" in output
+        port = url.rpartition(":")[2]
+        found = await anyio.to_thread.run_sync(shell.run, "doctor", "--port", port)
+        assert f"listens at 127.0.0.1:{port} already" in found.stdout
+        assert "another one needs a --port and a --state of its own" in found.stdout
         with pytest.raises(AccessDeniedError):
             async with Decathlon(url):
                 pass
