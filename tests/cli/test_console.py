@@ -41,6 +41,18 @@ def test_a_table_without_lines_is_nothing_on_a_terminal(
     assert capsys.readouterr().out == ""
 
 
+def test_columns_without_text_take_no_place_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "42")
+    line = ("4f091f9122510de9", "", "tune-reactor", "ended", "")
+    print_table(("episode", "token", "task", "phase", "server pid"), [line])
+    headings, cells = capsys.readouterr().out.splitlines()
+    assert "token" not in headings
+    assert cells.split() == [cell for cell in line if cell]
+
+
 def test_marks_that_the_encoding_lacks_are_escaped() -> None:
     done = subprocess.run(
         [*COMMAND, "doctor", "--suite", "missing"],
