@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -23,6 +24,10 @@ def main() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        # With an encoding such as Latin-1, the marks of commands and texts of others must not be an error.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if sys.argv[1:2] == ["serve"]:
         # Before anything else is imported: the supervisor stays small.
         from decathlon_mcp.cli import supervisor

@@ -54,7 +54,9 @@ COMMANDS = {
     "Operate": ("token", "key", "verify", "regrade", "replay", "gc", "recordings"),
     "This command": ("completion", "--help", "--version"),
 }
-"""The commands by what people do, in the order of the help. Other commands of plug-ins come last."""
+"""The commands by what people do, in the order of the help."""
+PLUGINS = Group("Plug-ins", sort_key=len(COMMANDS))
+"""Other commands of plug-ins, which come last."""
 app = App(
     name="decathlon-mcp",
     help="Toolathlon's tasks for MCP clients: connect, play a task, get the reward.",
@@ -64,7 +66,6 @@ app = App(
     config=SOURCES,
     group_parameters=GENERAL,
     default_parameter=Parameter(show_default=shown_default),
-    group_commands=Group("Plug-ins", sort_key=len(COMMANDS)),
 )
 
 
@@ -202,7 +203,8 @@ def command_line() -> App:
     for name in sorted(commands, key=lambda name: " " in name):  # a further command after its `App`
         parent, _, last = name.rpartition(" ")
         _, command = commands[name]
-        group, position = places.pop(name, (None, None))
+        # Commands of a group have the heading of that group's own help.
+        group, position = places.pop(name, (None if parent else PLUGINS, None))
         app_or_parent = app[parent] if parent else app
         app_or_parent.command(command.part, name=last, help=command.summary, group=group, sort_key=position)
     for name, (group, position) in places.items():

@@ -127,6 +127,12 @@ async def reporting_absence(url: str | None) -> AsyncGenerator[None]:
         yield
 
 
+async def server_answers(root: str) -> bool:
+    """Whether a server works at its root address."""
+    async with http_client({}) as client:
+        return await _answers(client, root)
+
+
 async def _report_absence(root: str) -> None:
     is_away = False
     async with http_client({}) as client:

@@ -19,7 +19,7 @@ from decathlon_client.script import ScriptError, Step, play_script
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.output import shell_path, this_command
-from decathlon_mcp.errors import DecathlonError, UnknownTaskError
+from decathlon_mcp.errors import DecathlonError, SettingsError, UnknownTaskError
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.sandboxes.host.isolation import HostIsolation
 from decathlon_mcp.settings import default_state
@@ -52,12 +52,18 @@ async def demo(task: str | None, all_tasks: bool) -> int:
 def demo_state() -> Generator[Path]:
     """The state folder of this demo alone, where what it played can be looked at later.
 
-    Each version of the store has its own, since none reads another's. So has a demo beside another.
+    Each version of the store has its own, since none reads another's. So has a demo beside another. Raises
+    SettingsError if none can be created.
     """
     for number in itertools.count(1):
         state = default_state() / f"demo-store-v{SCHEMA_VERSION}{'' if number == 1 else f'-{number}'}"
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (state / "demo.lock").open("w") as lock:
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (state / "demo.lock").open("w")
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}"
+            raise SettingsError(f"{why}: name another folder in XDG_STATE_HOME") from None
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -22,8 +22,11 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def print_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """Print lines of cells, of which the first is a name; without the headings in a pipe."""
-    if not sys.stdout.isatty():
+    """Print lines of cells, of which the first is a name.
+
+    In a pipe without headings; on a terminal without columns that have no text, and nothing for no line.
+    """
+    if not sys.stdout.isatty() or not (lines := list(lines)):
         print_lines(lines)
         return
     # Imported late: most commands print no table.
@@ -33,10 +36,13 @@ def print_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> None
     from decathlon_mcp.cli.terminal import Terminal
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, heading in enumerate(headings):
-        table.add_column(heading, overflow="fold", no_wrap=column == 0)
-    for line in lines:
-        table.add_row(*(escape(printed(cell)) for cell in line))
+    columns: list[list[str]] = []
+    for heading, *cells in zip(headings, *lines, strict=True):
+        if any(cells):
+            table.add_column(heading, overflow="fold", no_wrap=not columns)
+            columns.append([escape(printed(cell)) for cell in cells])
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
     Terminal().print(table)
 
 

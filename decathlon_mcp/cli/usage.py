@@ -57,6 +57,10 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub("***@", text)
 
 
+class WithValueError(ValueError):
+    """What is wrong with a value, in a message that names the part of the value that is wrong."""
+
+
 def _expecting(expected: str, is_right: Callable[[Any], object]) -> Callable[[object, Any], None]:
     """A validator of an option's value, which may be missing."""
 
@@ -80,7 +84,7 @@ def check_label_texts(kind: object, texts: tuple[str, ...]) -> None:
     try:
         parse_labels(texts)
     except BadRequestError as error:
-        raise ValueError(error.message) from None
+        raise WithValueError(error.message) from None
 
 
 def check_run(kind: object, run: str | None) -> None:
@@ -119,7 +123,8 @@ def usage_message(error: CycloptsError) -> str:
         case RefusedValue(argument=argument) if argument is not None and argument.tokens:
             token = argument.tokens[0]
             source = _source(token.keyword or argument.name.lstrip("-").upper(), token.source)
-            return f"{source}: {error.exception_message}, not {token.value!r}"
+            value = "" if isinstance(error.__cause__, WithValueError) else f", not {token.value!r}"
+            return f"{source}: {error.exception_message}{value}"
         case CycloptsError(__cause__=ValidationError(), argument=argument) if argument is not None:
             return "; ".join(_invalid_settings(cast("ValidationError", error.__cause__), argument.children))
         case _:

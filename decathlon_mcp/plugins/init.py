@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -37,11 +38,14 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
         problem = error.strerror or str(error)
         where = error.filename or folder
         raise BadRequestError(f"cannot create {folder}: {where}: {problem}") from None
-    suite, command = shlex.quote(str(folder)), this_command()
+    suite, command, python = shlex.quote(str(folder)), this_command(), this_command("python")
+    # The server does not need pytest, so the environment of `make demo` has none.
+    install = "" if find_spec("pytest") else f"  {python} -m pip install pytest\n"
     sys.stdout.write(
         f"Created {folder}: {len(files)} files; its README.md says what each is for.\n\n"
         f"  {command} tasks --suite {suite} --check\n"
-        f"  {this_command('python')} -m pytest {shlex.quote(str(folder / 'tests'))}\n"
+        f"{install}"
+        f"  {python} -m pytest {shlex.quote(str(folder / 'tests'))}\n"
         f"  {command} play {TEMPLATE_TASK} --suite {suite}\n"
         f"  {command} serve --suite {suite}\n"
     )

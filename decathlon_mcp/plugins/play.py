@@ -18,11 +18,12 @@ from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import ScriptError, play_script, read_script
 
 from decathlon_mcp.app import bootstrap
-from decathlon_mcp.cli.console import ScriptConsole, reporting_absence
+from decathlon_mcp.cli.console import ScriptConsole, reporting_absence, server_answers
 from decathlon_mcp.cli.options import ADDRESS, PLAY_DEFAULTS, PlaySettings, names_server, run_async
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.serve import ListenAddress, serve_at
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.http.application import Page
@@ -81,10 +82,14 @@ async def play_task(settings: Settings | None, task: str | None, url: str | None
 async def _open_page(url: str | None, path: str) -> int:
     """Open the page of a running server, which asks for its key or a token."""
     try:
-        page = f"{server_url(url, is_root=True).rstrip('/').removesuffix('/mcp')}{path}"
+        root = server_url(url, is_root=True).rstrip("/").removesuffix("/mcp")
     except ValueError as error:
         raise BadRequestError(str(error)) from None
+    page = f"{root}{path}"
     sys.stdout.write(f"{page}\n")
+    if not await server_answers(root):
+        # A browser may reach it by a proxy that this program does not use.
+        report(f"no server answers at {root}; `decathlon-mcp serve` starts one")
     await anyio.to_thread.run_sync(_open_browser, page)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -25,7 +26,10 @@ from tests.agents.scripted_agent import HEADERS, Client, answer_of
 
 @contextmanager
 def served(state: Path, *options: str) -> Generator[dict[str, str]]:
-    """Serve one episode of tune-reactor in another process; yields what it prints."""
+    """Serve one episode of tune-reactor in another process.
+
+    Yields what it prints, and as `grading` the command that it names on stderr.
+    """
     command = [sys.executable, "-m", "decathlon_mcp.cli", "serve-episode", "tune-reactor", "--port", "0"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -33,7 +37,8 @@ def served(state: Path, *options: str) -> Generator[dict[str, str]]:
         line = process.stdout.readline()
         assert line, process.stderr.read().decode()
         try:
-            yield json.loads(line)
+            *_, grading, _ = process.stderr.readline().decode().split("`")
+            yield {**json.loads(line), "grading": grading}
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=30)
@@ -80,7 +85,7 @@ def test_served_episode_is_played_at_its_address_and_graded_by_a_command_alone(
         assert not failed(written), written
         verdicts: list[str] = []
         for _ in range(2):
-            assert run(["episode", "verdict"]) == 0
+            assert run(shlex.split(episode["grading"])[1:]) == 0
             verdicts.append(capfd.readouterr().out)
         assert verdicts[0] == verdicts[1]
         verdict = json.loads(verdicts[0])

@@ -56,3 +56,8 @@ def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
     assert output == "no script for tune-reactr; did you mean tune-reactor?"
     output = shell.error("demo", "--task", "nope", status=2)
     assert output.startswith("no script for nope; there are scripts for apply-change-requests, ")
+
+
+def test_a_state_folder_that_cannot_be_created_is_one_line(shell: Shell) -> None:
+    output = shell.error("demo", status=1, XDG_STATE_HOME="/proc/state")
+    assert output == "/proc/state: No such file or directory: name another folder in XDG_STATE_HOME"

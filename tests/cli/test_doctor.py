@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,18 @@ def test_the_default_settings_are_ready(shell: Shell) -> None:
     results = findings(shell, status=0)
     assert all(finding["ok"] for finding in results.values())
     assert {"python", "suite starter", "tasks", "host python3", "starter servers", "state"} <= set(results)
+    done = shell.run("doctor", "--port", "0")
+    command = re.fullmatch(r"Ready: .* `(.*) serve` .*", done.stdout.splitlines()[-1])
+    assert command is not None
+    helped = subprocess.run(
+        f"{command[1]} serve --help",
+        shell=True,
+        cwd=shell.folder,
+        env=shell.environment,
+        capture_output=True,
+        check=False,
+    )
+    assert helped.returncode == 0, helped
 
 
 def test_the_signing_key_is_named_and_must_not_be_readable_by_others(shell: Shell, tmp_path: Path) -> None:

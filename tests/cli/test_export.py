@@ -70,6 +70,19 @@ def assert_no_handles(content: bytes) -> None:
     assert not [handle for handle in HANDLES if handle.encode() in content]
 
 
+@pytest.mark.parametrize("parent", ["missing", "/proc"])  # no file can be created in /proc
+@pytest.mark.parametrize("to", ["jsonl", "html", "harbor"])
+def test_output_that_cannot_be_created_is_one_line(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, parent: str
+) -> None:
+    won, *_ = fill(state)
+    out = tmp_path / parent / "out"
+    words = {"html": [won], "jsonl": ["--all"], "harbor": []}[to]
+    assert export(state, *words, "--to", to, "--output", out) == 1
+    message = f"cannot create {out}: No such file or directory; name a place in a folder that exists"
+    assert capsys.readouterr().err == f"decathlon-mcp: {message}\n"
+
+
 def test_jsonl_has_an_episode_a_line_with_whole_values_and_a_verdict_that_verifies(
     state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,11 @@ def test_help_fits_on_a_screen_and_names_every_command_by_what_people_do(shell: 
     assert len(done.stdout.splitlines()) <= SCREEN_LINES
 
 
+@pytest.mark.parametrize("group", ["episode", "recordings"])
+def test_commands_of_a_group_are_not_called_plug_ins(shell: Shell, group: str) -> None:
+    assert re.findall(r"^╭─ ([\w -]+?) ─", shell.run(group).stdout, re.MULTILINE) == ["Commands"]
+
+
 def test_help_of_every_command_fits_on_a_screen(shell: Shell) -> None:
     commands = [name for name in command_line.command_line() if not name.startswith("-")]
     lines = {name: len(shell.run(name, "--help").stdout.splitlines()) for name in commands}

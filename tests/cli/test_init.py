@@ -78,3 +78,15 @@ def test_what_was_written_is_removed_if_the_disk_is_full(
         with pytest.raises(BadRequestError, match="No space left on device"):
             init(folder)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_pytest_is_installed_first_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(tmp_path / "first") == 0
+    assert "pip install" not in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    assert init(tmp_path / "second") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.endswith(" -m pip install pytest")]
+    assert " -m pytest " in lines[number + 1]

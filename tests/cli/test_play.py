@@ -125,7 +125,9 @@ async def test_by_hand_the_page_opens_at_the_task_with_its_key_in_a_browser(tmp_
 
 def test_by_hand_on_a_running_server_its_page_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.get", lambda: (_ for _ in ()).throw(webbrowser.Error()))
-    assert shell.run("play", "--url", "http://127.0.0.1:1/").stdout == "http://127.0.0.1:1/play\n"
+    done = shell.run("play", "--url", "http://127.0.0.1:1/")
+    assert done.stdout == "http://127.0.0.1:1/play\n"
+    assert "no server answers at http://127.0.0.1:1; " in done.stderr
     assert (
         shell.run("play", "a b", "--url", "http://127.0.0.1:1/mcp").stdout
         == "http://127.0.0.1:1/play?task=a+b\n"

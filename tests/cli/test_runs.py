@@ -99,7 +99,11 @@ def test_episodes_are_filtered_by_run_label_task_and_failure(shell: Shell, state
     (shown,) = json.loads(document)["episodes"]
     assert (shown["id"], shown["labels"], shown["success"]) == (failed, labels, False)
     assert "filters list several" in shell.error("show", passed, "--failed", status=1)
-    assert "is not NAME=VALUE" in shell.error("show", "--label", "model", status=2)
+    error = shell.error("show", "--label", "model", status=2)
+    assert error == "--label: the label 'model' is not NAME=VALUE"
+    done = shell.run("show", "--run", "sunday")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"decathlon-mcp: no episode in {state} fits\n"
 
 
 def test_texts_of_clients_cannot_change_the_terminal(shell: Shell, state: Path) -> None:

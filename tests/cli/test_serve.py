@@ -69,6 +69,10 @@ async def test_a_server_shows_its_addresses_takes_a_new_token_and_ends_with_its_
         assert f"the lobby   {url}/mcp\n" in output
         assert f"a task      {url}/tasks/crashing-verdict/mcp\n" in output
         assert "11 of 11 can run here: probe (host)\n" in output
+        port = url.rpartition(":")[2]
+        found = await anyio.to_thread.run_sync(shell.run, "doctor", "--port", port)
+        assert f"listens at 127.0.0.1:{port} already" in found.stdout
+        assert "another one needs a --port and a --state of its own" in found.stdout
         with pytest.raises(AccessDeniedError):
             async with Decathlon(url):
                 pass
@@ -133,5 +137,10 @@ def test_a_server_that_cannot_start_says_what_to_do(shell: Shell) -> None:
     message = error("--port 0 --provider docker", DOCKER_HOST="unix:///nowhere")
     assert "no Docker engine answers at unix:///nowhere" in message
     assert "DOCKER_HOST" in message
+    message = error("--port 0 --provider podman --provider-option socket=/nowhere/podman.sock")
+    assert message.startswith("no Podman service answers at unix:///nowhere/podman.sock (No such file")
+    assert "podman.socket" in message
+    assert "ocker" not in message
+    assert error("--port 0 --kernel gvisor", PATH=str(shell.folder)).count("install runsc of") == 1
     survival = error("--port 0 --provider host --hand-over --survive-seconds 0")
     assert survival.startswith("--hand-over requires --survive-seconds")

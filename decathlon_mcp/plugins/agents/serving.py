@@ -173,7 +173,8 @@ async def serve_until_signal(
                         state = (
                             "" if server.state == default_state() else f" --state {shell_path(server.state)}"
                         )
-                        report(f"{task} can be played at {url}; `{this_command()} verdict{state}` grades it")
+                        command = this_command()
+                        report(f"{task} can be played at {url}; `{command} episode verdict{state}` grades it")
                         await anyio.sleep(seconds)
                         await episode.truncate()
                         await anyio.sleep_forever()

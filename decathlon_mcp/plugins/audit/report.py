@@ -167,7 +167,8 @@ class Report:
             [[task.task, task.verdict, self._why(task)] for task in ordered],
         )
         counts = Counter(task.verdict for task in ordered)
-        sys.stdout.write(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "\n")
+        totals = [f"{count} {verdict}" for verdict, count in counts.items()]
+        sys.stdout.write(f"{', '.join(totals) or 'no task was played to its end'}\n")
         shown = [(task, finding) for task in ordered for finding in task.findings]
         for task, finding in shown:
             command = self._command(task.task, finding)

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -199,16 +200,37 @@ def raise_api_error(response: Response) -> None:
         create_api_error_from_http_exception(error)
 
 
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """What to say where no engine answers."""
+
+    message: str
+    """Ends before the engine's address."""
+    cure: str
+    if_refused: str
+    """The cure if this user may not open its socket."""
+
+
+NO_DOCKER = Absence(
+    "no Docker engine answers at",
+    "start one (on Debian: apt-get install docker.io), or set DOCKER_HOST to its address",
+    "this user may not use it: join the group docker, or run as root",
+)
+
+
 class Engine:
     """Sends requests to one engine. Connects at the first request, and tries again after a failure.
 
     `address` as in DOCKER_HOST, which is the default. `api_version` is asked from the engine unless it is
-    given.
+    given. `absence`: what is said where no engine answers.
     """
 
-    def __init__(self, address: str | None = None, *, api_version: str = "auto") -> None:
+    def __init__(
+        self, address: str | None = None, *, api_version: str = "auto", absence: Absence = NO_DOCKER
+    ) -> None:
         self.address = address or engine_address()
         self._api_version = api_version
+        self._absence = absence
         self._threads = CapacityLimiter(THREADS)
         self._connecting = anyio.Lock()
         self._api: Api | None = None
@@ -316,9 +338,8 @@ class Engine:
 
     def _unavailable(self, error: Exception) -> ProviderUnavailableError:
         cause = _system_error(error)
-        cure = "start one (on Debian: apt-get install docker.io), or set DOCKER_HOST to its address"
-        if isinstance(cause, PermissionError):
-            cure = "this user may not use it: join the group docker, or run as root"
+        is_refused = isinstance(cause, PermissionError)
+        cure = self._absence.if_refused if is_refused else self._absence.cure
         reason = getattr(cause, "strerror", None)
         if reason is None and isinstance(cause, TimeoutError | Timeout):
             reason = "no answer in time"
@@ -327,7 +348,7 @@ class Engine:
             _log.warning("The engine did not answer as expected", extra=fields(why=_line(str(cause))))
             reason = type(cause).__name__
         return ProviderUnavailableError(
-            f"no Docker engine answers at {self.address} ({reason}); {cure}",
+            f"{self._absence.message} {self.address} ({reason}); {cure}",
             where=self.address,
             cure=cure,
         )

@@ -127,16 +127,23 @@ def new_file(out: Path, *, force: bool) -> Generator[BinaryIO]:
 
 @contextmanager
 def _unnamed_file(out: Path) -> Generator[BinaryIO]:
-    """A file beside without a name, of which nothing is left if the process is killed."""
+    """A file beside without a name, of which nothing is left if the process is killed.
+
+    Raises BadRequestError if no file can be created there.
+    """
     try:
         descriptor = os.open(out.absolute().parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-            raise
+            raise _cannot_create(out, error) from None
         # This file system (NFS, some of FUSE) has no files without a name.
         partial = _beside(out)
         try:
-            with partial.open("x+b") as file:
+            file = partial.open("x+b")
+        except OSError as error:
+            raise _cannot_create(out, error) from None
+        try:
+            with file:
                 yield file
         finally:
             partial.unlink(missing_ok=True)
@@ -164,7 +171,10 @@ def new_folder(out: Path, *, holds: str, force: bool) -> Generator[Path]:
             )
     _remove_unfinished(out)
     partial, old = _beside(out), _beside(out, OLD)
-    partial.mkdir()
+    try:
+        partial.mkdir()
+    except OSError as error:
+        raise _cannot_create(out, error) from None
     lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -197,6 +207,10 @@ def _remove_unfinished(out: Path) -> None:
 def _refuse_existing(out: Path, *, force: bool) -> None:
     if out.exists() and not force:
         raise BadRequestError(f"{out} exists; --force replaces it")
+
+
+def _cannot_create(out: Path, error: OSError) -> BadRequestError:
+    return BadRequestError(f"cannot create {out}: {error.strerror}; name a place in a folder that exists")
 
 
 def _beside(out: Path, ending: str = PARTIAL) -> Path:

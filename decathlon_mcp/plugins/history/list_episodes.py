@@ -106,6 +106,8 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
             else history.episodes(finished, limit=RECENTLY_FINISHED).items
         ),
     ]
+    if not summaries and store is not None:
+        report(f"no episode in {state} fits" if is_whole else f"no episode is kept in {state}")
     if as_json:
         print_json({"episodes": [_summary(one, processes, of) for one in summaries]})
     else:

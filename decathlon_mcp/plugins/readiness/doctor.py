@@ -31,7 +31,7 @@ from decathlon_mcp.cli.options import (
     settings_model,
     unknown_variables,
 )
-from decathlon_mcp.cli.output import print_json
+from decathlon_mcp.cli.output import print_json, this_command
 from decathlon_mcp.cli.terminal import Terminal
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
@@ -107,7 +107,7 @@ async def print_findings(settings: Settings, host: str, port: int, as_json: bool
     elif any(result.what == RUNNING for result in findings):
         console.print("\nReady: a server is running")
     else:
-        console.print("\nReady: start the server with `decathlon-mcp serve` and the same settings")
+        console.print(f"\nReady: start the server with `{this_command()} serve` and the same settings")
     return 1 if problems else 0
 
 
@@ -204,7 +204,7 @@ async def _check_address(settings: Settings, host: str, port: int) -> Finding:
     except DecathlonError as error:
         if error.data.get("inUse") and (state := await anyio.to_thread.run_sync(_server_state, host, port)):
             running = f"a decathlon-mcp server listens at {host}:{port} already (state: {state})"
-            return Finding(RUNNING, True, f"{running}; another one needs another --port")
+            return Finding(RUNNING, True, f"{running}; another one needs a --port and a --state of its own")
         return Finding("address", False, error.message, "see --host, --port and --tokens")
     return Finding("address", True, f"{host}:{port} is free")
 

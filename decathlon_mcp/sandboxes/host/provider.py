@@ -315,7 +315,10 @@ class HostProvider(BaseProvider):
             except DecathlonError as error:
                 message = ": ".join([error.message, *getattr(error, "__notes__", ())])
                 cure = image_cure(error, message) if image or self.kernel else f"{cure_of(message)}; {PLAIN}"
-                findings.append(Finding("sandbox", False, message, cure))
+                # Not what to install twice.
+                problem, _, program = message.partition(": install ")
+                detail = problem if program and f"install {program}" in cure else message
+                findings.append(Finding("sandbox", False, detail, cure))
             except OSError as error:
                 cure = "choose a writable folder with free space (--state)"
                 findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
