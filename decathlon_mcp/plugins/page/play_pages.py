@@ -318,7 +318,7 @@ class PlayPages:
         """Call a tool; returns the call's number. The same form with the same arguments calls once."""
         # Another number in a form that one has gone back to is another call.
         waiter = Waiter(RequestKeys(_operation(nonce, name, arguments)), detached=True)
-        # Line breaks are between tokens, and browsers send both characters. A call is a line of its trajectory.
+        # Both are between tokens; browsers send both. A call is a line of its trajectory.
         text = arguments.replace("\r", " ").replace("\n", " ").encode()
         running_bytes = sum(len(each.params.arguments or b"") for each in episode.calls.unanswered)
         if running_bytes > MAX_RUNNING_BYTES:
