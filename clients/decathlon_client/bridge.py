@@ -82,7 +82,7 @@ SENT_HEADERS = {"Accept": f"application/json, {EVENT_STREAM}", "Content-Type": "
 
 
 async def bridge(url: str | None, task: str | None, labels: Mapping[str, str] | None = None) -> int:
-    """Relay until stdin ends or SIGTERM or SIGINT arrives, then end the session with a DELETE.
+    """Relay until stdin ends or a signal stops this process, then end the session with a DELETE.
 
     `url` is a server's root or the address of a lobby, task or episode; the token is in `DECATHLON_TOKEN`.
     `labels`: labels of each episode that starts. Returns the exit status.

@@ -15,12 +15,22 @@ from anyio.abc import TaskStatus
 
 from decathlon_client.task_groups import background_tasks
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 16 << 20
 """Longest line that is passed on: four times the largest request that a server accepts by default."""
 OVERLONG_LINE = b"(a line over the limit)\n"
 """Passed on in place of an overlong line. It is not JSON, so it is answered with a parse error."""
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that stop this process in order: SIGINT, SIGTERM, and SIGHUP (the terminal was closed).
+
+    Not SIGHUP where `nohup` has had it ignored, nor on Windows, which has none.
+    """
+    hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)
+    if hang_up is None or signal.getsignal(hang_up) is signal.SIG_IGN:
+        return signal.SIGINT, signal.SIGTERM
+    return signal.SIGINT, signal.SIGTERM, hang_up
 
 
 class SignalWatcher:
@@ -31,12 +41,12 @@ class SignalWatcher:
 
 @asynccontextmanager
 async def shutdown_on_signal() -> AsyncGenerator[SignalWatcher]:
-    """Cancel the body at SIGINT, SIGTERM or SIGHUP (the terminal was closed)."""
+    """Cancel the body at the first of `stop_signals`."""
     watcher = SignalWatcher()
 
     async def watch(*, task_status: TaskStatus[None]) -> None:
         # Only the first: the receiver is closed then, so a second signal ends the process at once.
-        with anyio.open_signal_receiver(*SIGNALS) as signals:
+        with anyio.open_signal_receiver(*stop_signals()) as signals:
             task_status.started()
             async for received in signals:
                 watcher.status = 128 + received
@@ -101,8 +111,8 @@ class StdinPump:
 
 
 async def stop_on_signal(pump: StdinPump) -> bool:
-    """Stop the pump at the first SIGTERM or SIGINT. False, at once, on systems without signal receivers."""
-    with suppress(NotImplementedError), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    """Stop the pump at the first of `stop_signals`. False, at once, on systems without signal receivers."""
+    with suppress(NotImplementedError), anyio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
             pump.stop()
             return True

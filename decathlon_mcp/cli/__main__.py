@@ -2,4 +2,6 @@
 
 from decathlon_mcp.cli import main
 
-main()
+# The processes in which the page reads forms load this module again, under another name.
+if __name__ == "__main__":
+    main()

@@ -259,7 +259,7 @@ def _exit(status: int) -> NoReturn:
 
 
 async def stdio(settings: Settings, task: str | None, labels: Mapping[str, str]) -> int:
-    """Serve over stdin and stdout until stdin ends or SIGTERM or SIGINT arrives.
+    """Serve over stdin and stdout until stdin ends or a signal stops this process.
 
     A second signal ends the process at once. `labels`: of each episode.
     """
@@ -277,7 +277,7 @@ async def stdio(settings: Settings, task: str | None, labels: Mapping[str, str])
 
 
 async def _end_at_signal(pump: StdinPump, serving: CancelScope) -> None:
-    """End serving at the first SIGTERM or SIGINT."""
+    """End serving at the first signal that stops this process."""
     await stop_on_signal(pump)
     serving.cancel()
 

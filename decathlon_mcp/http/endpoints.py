@@ -56,6 +56,7 @@ from decathlon_mcp.protocol.responses import (
     CONNECTION_KEY,
     PING,
     PING_SECONDS,
+    Connection,
     HttpRequest,
     event_frame,
     send_body,
@@ -356,10 +357,18 @@ class McpEndpoints:
         async def write(line: bytes) -> None:
             session.send(line)
 
-        lines = LineServer(self._services[context.address.kind], write, lambda: context, session)
-        with nullcontext() if context.access is None else context.access.episode.lease.hold():
-            answer = await (await lines.begin_batch(items))()
-        await send_whole(context.http[2], answer, status=200 if answer else 202, session=session)
+        scope, _, send = context.http
+        connection: Connection = scope[CONNECTION_KEY]
+        lines = LineServer(self._services[context.address.kind], write, lambda: context, session, connection)
+        is_sent = False
+        try:
+            with nullcontext() if context.access is None else context.access.episode.lease.hold():
+                answer = await (await lines.begin_batch(items))()
+            if not await connection.is_gone():
+                await send_whole(send, answer, status=200 if answer else 202, session=session)
+                is_sent = not connection.is_lost
+        finally:
+            lines.end_batch(handed_over=is_sent)
 
     # streams
 

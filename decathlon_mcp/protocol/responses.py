@@ -87,6 +87,12 @@ class Connection:
         if self.is_lost:
             on_lost()
 
+    async def is_gone(self) -> bool:
+        """Whether it is lost, once that is known of a client that has sent its last byte."""
+        if self.settled is not None:
+            await self.settled.wait()
+        return self.is_lost
+
     def lose(self) -> None:
         """The connection is lost."""
         self.is_lost = True
@@ -200,9 +206,7 @@ class HttpRequest(Request):
             self._scope.cancel()
 
     async def is_gone(self) -> bool:
-        if self._connection.settled is not None:
-            await self._connection.settled.wait()
-        return self._connection.is_lost
+        return await self._connection.is_gone()
 
     def _ping_later(self) -> None:
         """Keep the connection busy as long as the request takes."""

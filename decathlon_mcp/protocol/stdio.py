@@ -52,6 +52,7 @@ from decathlon_mcp.protocol.requests import (
     error_message,
     require_room,
 )
+from decathlon_mcp.protocol.responses import Connection
 from decathlon_mcp.protocol.results import wire_error
 from decathlon_mcp.protocol.sessions import Session
 from decathlon_mcp.types import JsonObject, as_json
@@ -67,7 +68,10 @@ READER_SECONDS = 1.0
 
 
 class LineRequest(Request):
-    """A request whose notifications are messages of their own, apart from its answer."""
+    """A request whose notifications are messages of their own, apart from its answer.
+
+    `connection`: of a batch over HTTP. Its requests end with its response, by `LineServer.end_batch`.
+    """
 
     def __init__(
         self,
@@ -76,9 +80,11 @@ class LineRequest(Request):
         session: Session | None,
         version: str,
         send: Callable[[bytes], Awaitable[None]],
+        connection: Connection | None = None,
     ) -> None:
         super().__init__(message, context, session, version)
         self._send = send
+        self._connection = connection
         self._scope = anyio.CancelScope()
         self.succeeded = False
         if session is not None:
@@ -93,8 +99,12 @@ class LineRequest(Request):
                 answer, error = await self.outcome(respond)
                 self.succeeded = error is None
         finally:
-            self.end(handed_over=True)
+            if self._connection is None:
+                self.end(handed_over=True)
         return answer
+
+    async def is_gone(self) -> bool:
+        return self._connection is not None and await self._connection.is_gone()
 
     def cancel(self, *, session_ended: bool = False) -> None:
         self._scope.cancel()
@@ -126,6 +136,7 @@ class LineServer:
 
     `write` writes a line, one at a time; it raises OSError once the client does not read any more.
     `new_context` makes the context of a request. `session`: the client's, if it has one already.
+    `connection`: of the batch.
     """
 
     def __init__(
@@ -134,12 +145,15 @@ class LineServer:
         write: Callable[[bytes], Awaitable[None]],
         new_context: Callable[[], RequestContext],
         session: Session | None = None,
+        connection: Connection | None = None,
     ) -> None:
         self._service = service
         self._write = write
         self._writing = anyio.Lock()
         self._new_context = new_context
         self._session = session
+        self._connection = connection
+        self._batch: list[LineRequest] = []
         self._running: dict[LineRequest, None] = {}
         self._tasks: TaskGroup | None = None
         self._scope: anyio.CancelScope | None = None
@@ -197,6 +211,11 @@ class LineServer:
 
         return serve_all
 
+    def end_batch(self, *, handed_over: bool) -> None:
+        """The response with the answers to a batch over HTTP is over. `handed_over`: see `Request.end`."""
+        for request in self._batch:
+            request.end(handed_over=handed_over)
+
     async def _answer(self, serve: Callable[[], Awaitable[bytes | None]]) -> None:
         if answer := await serve():
             await self._send(answer)
@@ -232,7 +251,7 @@ class LineServer:
             if not isinstance(version, str):
                 raise McpError(INVALID_PARAMS, f"params._meta is missing the required {VERSION_KEY!r}")
             check_version(version)
-            return LineRequest(message, self._new_context(), None, version, self._send)
+            return self._new_request(message, None, version)
         if message.method == INITIALIZE:
             version = message.handshake_version
             session = session or _StreamSession(version, self._send_soon)
@@ -241,7 +260,13 @@ class LineServer:
             if message.method != PING:
                 raise McpError(INVALID_REQUEST, "send `initialize` first")
             session = _StreamSession(HANDSHAKE_VERSIONS[-1], self._send_soon)
-        return LineRequest(message, self._new_context(), session, session.version, self._send)
+        return self._new_request(message, session, session.version)
+
+    def _new_request(self, message: Message, session: Session | None, version: str) -> LineRequest:
+        request = LineRequest(message, self._new_context(), session, version, self._send, self._connection)
+        if self._connection is not None:
+            self._batch.append(request)
+        return request
 
     def _on_notification(self, message: Message) -> None:
         if message.method == CANCELLED and message.params is not None:

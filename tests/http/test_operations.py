@@ -98,10 +98,11 @@ async def play(tmp_path: Path) -> AsyncGenerator[Play]:
 
 
 @asynccontextmanager
-async def session(url: str) -> AsyncGenerator[httpx2.AsyncClient]:
+async def session(url: str, version: str = "2025-11-25") -> AsyncGenerator[httpx2.AsyncClient]:
     """A handshake-era session over plain HTTP, in which requests can have any id."""
+    params = {**INITIALIZE["params"], "protocolVersion": version}
     async with httpx2.AsyncClient(headers=ACCEPT, timeout=10) as http:
-        opened = await http.post(url, json=INITIALIZE)
+        opened = await http.post(url, json={**INITIALIZE, "params": params})
         http.headers["Mcp-Session-Id"] = opened.headers["mcp-session-id"]
         await http.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
         yield http
@@ -212,6 +213,34 @@ async def test_same_call_of_the_session_gets_the_reply_of_one_whose_connection_b
             # Now it has the reply.
             assert "run 2" in (await http.post(play.url, json=again)).text
     assert play.tools.cancelled == 0
+
+
+async def test_batch_of_the_session_gets_the_replies_of_one_whose_connection_broke(play: Play) -> None:
+    """Also of the call that had its reply, which waited for the other call's."""
+    batch = [request(5, "quick", text="a"), request(6, "slow")]
+    async with anyio.create_task_group() as tasks, relayed(play.served) as (relay, url):
+        async with session(f"{url}/episodes/{play.id}/mcp", "2025-03-26") as http:
+
+            async def lose() -> None:
+                with pytest.raises(httpx2.TransportError):
+                    await http.post(f"{url}/episodes/{play.id}/mcp", json=batch)
+
+            tasks.start_soon(lose)
+            await play.tools.running.wait()
+            await until(lambda: len(play.served.find(play.id).calls.unanswered) == 1)
+            await relay.cut()
+
+            async def finish() -> None:
+                await until(lambda: waiting(play) == 2)
+                play.tools.finish.set()
+
+            tasks.start_soon(finish)
+            answers = {each["id"]: each for each in (await http.post(play.url, json=batch)).json()}
+            texts = [answers[number]["result"]["content"][0]["text"] for number in (5, 6)]
+            assert texts == ["run 1 of a", "run 2"]
+            # Now it has the replies.
+            assert "run 3 of a" in (await http.post(play.url, json=batch[:1])).text
+        tasks.cancel_scope.cancel()
 
 
 async def test_other_arguments_in_a_session_whose_call_broke_are_another_call(play: Play) -> None:

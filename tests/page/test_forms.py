@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decathlon_mcp import cli
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.page import forms
 from decathlon_mcp.plugins.page.forms import (
@@ -265,3 +269,9 @@ def test_arguments_with_lone_surrogates_are_json_that_can_be_sent(property_schem
     assert reading.arguments is not None
     for text in (reading.arguments, text_of(made, inputs)):
         assert json.loads(text.encode())["\udfff"] == "x"
+
+
+def test_the_process_that_reads_forms_starts_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """anyio has it load the server's main module under this name: `python -m decathlon_mcp.cli serve`."""
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    runpy.run_path(str(Path(cli.__file__).with_name("__main__.py")), run_name="__mp_main__")

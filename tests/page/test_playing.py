@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncGenerator
 from html import unescape
@@ -84,6 +85,17 @@ async def test_the_same_form_calls_once(served: Served, person: httpx2.AsyncClie
     assert episode.calls.sent == 2
     await person.post(f"{path}/end", data={"sure": "yes"})
     assert 'data-phase="over"' in (await person.get(path)).text
+
+
+async def test_arguments_over_several_lines_are_one_line_of_the_trajectory(
+    served: Served, person: httpx2.AsyncClient
+) -> None:
+    path = (await start(person, "say-answer")).url.path
+    await call(person, path, "probe__echo", json='{\r\n  "text": "typed"\r\n}')
+    (episode,) = [each for each in served.episodes.live if path.endswith(each.public_id)]
+    (line,) = [each for each in episode.trajectory.file.read_text().splitlines() if '"event":"call"' in each]
+    assert json.loads(line)["arguments"] == {"text": "typed"}
+    await person.post(f"{path}/end", data={"sure": "yes"})
 
 
 async def test_long_arguments_of_calls_that_run_are_bounded(

@@ -318,8 +318,8 @@ class PlayPages:
         """Call a tool; returns the call's number. The same form with the same arguments calls once."""
         # Another number in a form that one has gone back to is another call.
         waiter = Waiter(RequestKeys(_operation(nonce, name, arguments)), detached=True)
-        # Line feeds are between tokens. Messages to a sandbox are lines.
-        text = arguments.replace("\n", " ").encode()
+        # Both are between tokens; browsers send both. A call is a line of its trajectory.
+        text = arguments.replace("\r", " ").replace("\n", " ").encode()
         running_bytes = sum(len(each.params.arguments or b"") for each in episode.calls.unanswered)
         if running_bytes > MAX_RUNNING_BYTES:
             raise AtCapacityError("calls with long arguments run: wait for their replies, or cancel them")
