@@ -122,7 +122,8 @@ def test_a_sound_task_withstands_every_attack_with_a_shell(tmp_path: Path) -> No
     (task,) = document["tasks"]
     reasons = {why for name, why in task["not_checked"].items() if name.startswith("forger")}
     reasons = {why for why in reasons if not (why.startswith("no file ") and "is known" in why)}
-    assert reasons <= {"no tool runs as root"}  # in namespaces nobody is root
+    # In namespaces nobody is root, and only root's servers can limit memory.
+    assert reasons <= {"no tool runs as root", "the sandbox has no limit of memory, cpus"}
     assert task["cost"]["grading_seconds"] > 0
 
 

@@ -113,10 +113,11 @@ async def test_homes_and_other_folders_of_the_machine_are_absent(cheats: CheatSe
     here = Path(__file__).parent
     async with cheats.unrewarded_episode() as agent:
         assert await agent.shell("ls /home; ls -A $HOME /run /var/tmp | grep -v '^/\\|^$'") == "agent\n"
-        for path in (tmp_path, here, "/sys", "/opt", "/srv", "/var/lib", "/boot", "/etc/shadow", "/etc/ssh"):
-            assert await agent.shell(f"test -e {path} && echo there") == "", path
-        # Of root's home there is what leads to the server's Python, and nothing else.
+        # There is what leads to the server's Python, and nothing else.
         shown = {*Path(sys.base_prefix).parents, *Path(sys.prefix).parents}
+        system = {*map(Path, ("/sys", "/opt", "/srv", "/var/lib", "/boot", "/etc/shadow", "/etc/ssh"))}
+        for path in (tmp_path, here, *(system - shown)):
+            assert await agent.shell(f"test -e {path} && echo there") == "", path
         expected = sorted(path.name for path in Path.home().iterdir() if path in shown)
         assert (await agent.shell(f"ls -A {Path.home()} 2>/dev/null")).split() == expected
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 MISSING_PROGRAM = "name: gone\nparams: {command: no-such-program}\n"
-CHECK = ("tasks", "--suite", "limited", "--provider", "host", "--check")
+CHECK = ("tasks", "--suite", "limited", "--provider", "host", "--isolation", "none", "--check")
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def record(path: Path, name: str, state: Path) -> None:
 
 
 async def messages_at_a_start(suite: Path, state: Path) -> list[str]:
-    settings = read_settings({"suite": (str(suite),), "provider": "host", "state": state})
+    settings = read_settings(
+        {"suite": (str(suite),), "provider": "host", "isolation": "none", "state": state}
+    )
     async with bootstrap(settings) as episodes:
         await require_ready(episodes, settings.max_sandboxes)
         with pytest.raises(NotRunnableError) as raised:
