@@ -142,3 +142,19 @@ async def test_an_attempt_that_leaves_no_place_for_the_evaluator_is_forfeited(
         verdict = await claim_and_evaluate(player)
     assert (verdict["status"], verdict["reward"]) == ("forfeited", 0.0), verdict
     assert "/var/lib" not in verdict["detail"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
+async def test_an_attempt_that_leaves_no_room_for_the_evaluator_is_forfeited(
+    suite: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"suite": (str(suite),), "provider": "host", "isolation": "namespaces"}
+    async with (
+        serving(tmp_path / "state", memory_mib=256, **settings) as served,
+        playing(served, "forwarding", "task") as player,
+    ):
+        await player.call("probe__shell", command="cat /dev/zero > filler")
+        verdict = await claim_and_evaluate(player)
+    assert (verdict["status"], verdict["reward"]) == ("forfeited", 0.0), verdict
+    assert "do not fit" in verdict["detail"]
