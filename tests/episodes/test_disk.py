@@ -277,8 +277,7 @@ async def test_workspace_over_its_limit_is_forfeited_although_the_disk_has_no_ro
     disk: Path, is_full: bool
 ) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    settings = {"min_free_mib": 0, "workspace_mib": DISK_MIB + 1}
-    async with running_registry(disk, provider, **settings) as registry:
+    async with running_registry(disk, provider, min_free_mib=0, workspace_mib=DISK_MIB + 1) as registry:
         episode = registry.start("find-answer", CLIENT)
         await episode.ready()
         (sandbox,) = provider.machine.sandboxes.values()
