@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import anyio
@@ -46,6 +47,8 @@ _T = TypeVar("_T")
 
 WORKSPACE_FILE = "workspace.tar"
 """Archive of the agent's workspace in the episode's scratch folder."""
+_MEASURED_FILE = "measured.tar"
+"""Link to the null device in the same folder, into which a workspace is packed to learn its size."""
 
 
 async def with_room(
@@ -87,10 +90,13 @@ async def capture_workspace(
     driver: DriverClient | None,
     scratch: Path,
     task_folder_archive: Path | None,
+    *,
+    measures: bool = True,
 ) -> CapturedWorkspace:
     """Stop every process in the agent's sandbox, then copy its workspace to an archive in `scratch`.
 
-    `driver` is None if the sandbox has been paused before.
+    `driver` is None if the sandbox has been paused before. `measures`: whether a workspace for which the disk
+    has no room is compared with its own limit, which later tries need not do again.
 
     Raises LimitExceededError for a workspace over its limit, and DiskFullError if the disk has no room for
     it; then it can be tried again.
@@ -104,25 +110,42 @@ async def capture_workspace(
     disk, limit_bytes = episode.trajectory.disk, episode.spec.limits.workspace_bytes
     allowed_bytes = limit_bytes if disk is None else disk.limit_archive(limit_bytes)
     try:
-        with anyio.fail_after(COPY_SECONDS):
-            await sandbox.get(folder, archive, allowed_bytes)
-    except TimeoutError:
-        message = f"the workspace could not be copied within {COPY_SECONDS:g} s"
-        raise LimitExceededError(message, budget="seconds") from None
+        await _copy(sandbox, folder, archive, allowed_bytes)
     except LimitExceededError as error:
-        if allowed_bytes < limit_bytes and error.data.get("budget") == "bytes":
-            # Not the agent's fault, so the attempt must not be forfeited.
-            message = "the server's disk is nearly full: there is no room for the workspace"
-            raise DiskFullError(message) from None
-        raise
+        if allowed_bytes == limit_bytes or error.data.get("budget") != "bytes":
+            raise
+        # Not the agent's fault, so the attempt must not be forfeited.
+        message = "the server's disk is nearly full: there is no room for the workspace"
     except OSError as error:
         if not is_full(error):
             raise
         message = (
             f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
         )
-        raise DiskFullError(message) from error
-    return CapturedWorkspace(archive, task_folder_archive, location=folder)
+    else:
+        return CapturedWorkspace(archive, task_folder_archive, location=folder)
+    # A sparse file takes nothing of the sandbox's memory and may be of any size: an agent would wait for room
+    # that no disk has, and end without a reward.
+    if measures:
+        measured = scratch / _MEASURED_FILE
+        try:
+            await anyio.Path(measured).unlink(missing_ok=True)
+            await anyio.Path(measured).symlink_to(os.devnull)
+            await _copy(sandbox, folder, measured, limit_bytes)
+        except OSError as error:
+            if not is_full(error):
+                raise
+    raise DiskFullError(message)
+
+
+async def _copy(sandbox: Sandbox, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
+    """Pack a folder of a sandbox. Raises LimitExceededError, also if it takes longer than `COPY_SECONDS`."""
+    try:
+        with anyio.fail_after(COPY_SECONDS):
+            await sandbox.get(folder, archive, limit_bytes)
+    except TimeoutError:
+        message = f"the workspace could not be copied within {COPY_SECONDS:g} s"
+        raise LimitExceededError(message, budget="seconds") from None
 
 
 async def _keep_server_logs(episode: Episode, logs: Mapping[str, str]) -> None:

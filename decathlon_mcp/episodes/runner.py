@@ -321,11 +321,15 @@ class EpisodeRunner:
     async def _capture(self, agent_stack: AsyncExitStack, agent: AgentSandbox) -> CapturedWorkspace:
         """Capture the agent's workspace, and remove its sandbox. Raises as `capture_workspace`."""
         async with self._admission.captures:
-            driver = None if self._capture_was_tried else agent.driver
-            self._capture_was_tried = True
+            is_first, self._capture_was_tried = not self._capture_was_tried, True
             async with self._fault_finder.deciding(agent.sandbox):
                 captured = await capture_workspace(
-                    self._episode, agent.sandbox, driver, self._scratch, self._task_folder_archive
+                    self._episode,
+                    agent.sandbox,
+                    agent.driver if is_first else None,
+                    self._scratch,
+                    self._task_folder_archive,
+                    measures=is_first,
                 )
             self._fault_finder.health.note_success(self._episode.public_id)
             self._episode.note(captured=True)

@@ -258,8 +258,9 @@ class Grader:
                 failure = error.message
             except CallTimeoutError as error:
                 failure = error.message
-            except (BadRequestError, DriverError) as error:
-                # In place, the agent may have removed the program, or put something where the files go.
+            except (BadRequestError, DriverError, LimitExceededError) as error:
+                # In place, the agent may have removed the program, put something where the files go, or left
+                # no room for them.
                 reasons = ("spawn", "files") if isinstance(error, DriverError) else (None,)
                 if not self.job.in_place or error.data.get("reason") not in reasons:
                     raise

@@ -1,4 +1,7 @@
-"""Logging to stderr: constant messages with fields, as text or as JSON. Secrets are never logged."""
+"""Logging to stderr: constant messages with fields, as text or as JSON. Secrets are never logged.
+
+A field can have a text of a sandbox, such as what a server answered. Nothing that a terminal obeys is logged.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,12 @@ class _Formatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if self._json:
-            return json.dumps({**head, **values}, ensure_ascii=False, default=str)
+            return _printable_json({**head, **values})
         exception = values.pop("exception", None) if record.exc_info else None
         suffix = "".join(f" {name}={_short(value)}" for name, value in values.items())
         line = f"{head['time']} {head['level']:<7} {head['message']}{suffix}"
-        return f"{line}\n{exception}" if exception else line
+        text = f"{line}\n{exception}" if exception else line
+        return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
 class _SeldomExport(logging.Filter):
@@ -58,7 +62,14 @@ class _SeldomExport(logging.Filter):
 
 def _short(value: object) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or "\n" in text or not text else text
+    is_word = text.isprintable() and " " not in text and text != ""
+    return text if is_word else _printable_json(text)
+
+
+def _printable_json(value: object) -> str:
+    """JSON on one line. All but ASCII is escaped where something in it is not printed, as C1's controls."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if text.isprintable() else json.dumps(value, default=str)
 
 
 def configure_logging(level: str = "info", style: LogFormat = "text") -> None:

@@ -120,7 +120,8 @@ def answer_in_thread(
 ) -> None:
     """Run `work`, which may block, in a thread, then in the loop `reply` with its result, or fail.
 
-    RequestError, and OSError, ValueError and RecursionError as FILES, are expected errors.
+    RequestError, and OSError, ValueError and RecursionError as FILES, are expected errors. Without a
+    thread it fails with SPAWN: the sandbox's processes may have taken all that its limit allows.
     """
 
     def run() -> None:
@@ -137,7 +138,10 @@ def answer_in_thread(
             return
         loop.call_soon_threadsafe(lambda: request.fail(failure))
 
-    threading.Thread(target=run, daemon=True).start()
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError as error:
+        request.fail(RequestError(wire.SPAWN, f"the driver cannot start a thread: {error}"))
 
 
 class Requests:

@@ -142,3 +142,42 @@ async def test_an_attempt_that_leaves_no_place_for_the_evaluator_is_forfeited(
         verdict = await claim_and_evaluate(player)
     assert (verdict["status"], verdict["reward"]) == ("forfeited", 0.0), verdict
     assert "/var/lib" not in verdict["detail"]
+
+
+FORK_FOR_EVER = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            while True:
+                time.sleep(1000)
+    except OSError:
+        time.sleep(0.001)
+"""
+"""Takes every place of a process that becomes free. Started under a name that is spared, it survives."""
+TAKEN = {
+    "memory": ("cat /dev/zero > filler", "do not fit"),
+    "processes": (
+        "setsid bash -c \"exec -a 'forward x' python3 fork.py\" >/dev/null 2>&1 & sleep 2",
+        "cannot start a thread",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(("command", "detail"), TAKEN.values(), ids=TAKEN)
+async def test_an_attempt_that_takes_what_the_evaluator_needs_is_forfeited(
+    suite: Path, tmp_path: Path, command: str, detail: str
+) -> None:
+    settings: dict[str, Any] = {"suite": (str(suite),), "provider": "host", "isolation": "namespaces"}
+    async with (
+        serving(tmp_path / "state", memory_mib=256, pids=64, **settings) as served,
+        playing(served, "forwarding", "task") as player,
+    ):
+        await player.call("probe__write", path="fork.py", text=FORK_FOR_EVER)
+        with anyio.move_on_after(30):
+            await player.call("probe__shell", command=command)
+        verdict = await claim_and_evaluate(player)
+    assert (verdict["status"], verdict["reward"]) == ("forfeited", 0.0), verdict
+    assert detail in verdict["detail"]

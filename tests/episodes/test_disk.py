@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -269,6 +270,26 @@ async def test_attempt_that_has_taken_the_disk_itself_is_forfeited_when_it_was_w
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == expected[:2]
         assert expected[2] in verdict.detail
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_workspace_over_its_limit_is_forfeited_although_the_disk_has_no_room_for_it(
+    disk: Path, is_full: bool
+) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=0, workspace_mib=DISK_MIB + 1) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        (sandbox,) = provider.machine.sandboxes.values()
+        sparse = sandbox.root / episode.sandbox_factory.suite.profile.workspace / "sparse"
+        sandbox.tree.write(sparse, "")
+        os.truncate(sandbox.tree.place(sparse), 1 << 40)
+        if is_full:
+            fill(disk)
+        with anyio.fail_after(60):
+            verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == ("forfeited", 0.0), verdict
+        assert "it exceeded its limit of bytes" in verdict.detail
 
 
 async def test_attempt_is_graded_although_the_disk_is_full_when_its_grading_begins(

@@ -33,35 +33,35 @@ class Tree:
             self._marked = {path: self._state(path) for path in self.below("/")}
 
     def __contains__(self, path: Paths) -> bool:
-        return os.path.lexists(self._at(path))
+        return os.path.lexists(self.place(path))
 
     def text(self, path: Paths) -> str:
-        return self._at(path).read_text()
+        return self.place(path).read_text()
 
     def write(self, path: Paths, data: bytes | str, mode: int = 0o644) -> None:
         """Write a file and create missing parents."""
         self.make(PurePosixPath(path).parent)
-        self._at(path).write_bytes(data.encode() if isinstance(data, str) else data)
-        self._at(path).chmod(mode)
+        self.place(path).write_bytes(data.encode() if isinstance(data, str) else data)
+        self.place(path).chmod(mode)
 
     def make(self, folder: Paths) -> None:
-        self._at(folder).mkdir(parents=True, exist_ok=True)
+        self.place(folder).mkdir(parents=True, exist_ok=True)
 
     def below(self, folder: Paths) -> list[PurePosixPath]:
         """The path itself, if it exists, and all paths below it, sorted."""
-        top = self._at(folder)
+        top = self.place(folder)
         found = [path for path in (top, *top.rglob("*")) if os.path.lexists(path)]
         return sorted(PurePosixPath("/", path.relative_to(self._folder)) for path in found)
 
     def put(self, folder: Paths, archive: ArchiveSource) -> None:
-        unpack(archive, self._at(folder), below=Path(self._folder))
+        unpack(archive, self.place(folder), below=Path(self._folder))
 
     def get(self, folder: Paths, archive: Path, limit_bytes: int) -> None:
-        pack_folder(self._at(folder), archive, limit_bytes, below=Path(self._folder))
+        pack_folder(self.place(folder), archive, limit_bytes, below=Path(self._folder))
 
     def arrange(self, steps: Iterable[JsonObject]) -> None:
         """Raises RequestError."""
-        here = [{k: str(self._at(v)) if k in _PATHS else v for k, v in step.items()} for step in steps]
+        here = [{k: str(self.place(v)) if k in _PATHS else v for k, v in step.items()} for step in steps]
         try:
             run_steps(here)
         except RequestError as error:
@@ -69,7 +69,7 @@ class Tree:
             raise RequestError(error.code, message, error.data) from None
 
     def pack(self, folder: Paths, max_bytes: int) -> str:
-        return pack(str(self._at(folder)), max_bytes)
+        return pack(str(self.place(folder)), max_bytes)
 
     def mark(self) -> None:
         """Remember the present state for `clean`."""
@@ -88,8 +88,9 @@ class Tree:
         return [str(path) for path in changed if not path.is_relative_to("/tmp")]
 
     def _state(self, path: PurePosixPath) -> object:
-        status = self._at(path).lstat()
-        return "folder" if self._at(path).is_dir() else (status.st_ino, status.st_mtime_ns)
+        status = self.place(path).lstat()
+        return "folder" if self.place(path).is_dir() else (status.st_ino, status.st_mtime_ns)
 
-    def _at(self, path: Paths) -> Path:
+    def place(self, path: Paths) -> Path:
+        """Where a path is on this machine."""
         return Path(self._folder, str(path).lstrip("/"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
 from decathlon_mcp.plugins.history.repeated_calls import (
@@ -92,3 +93,11 @@ def test_calls_know_which_others_ran_meanwhile(tmp_path: Path) -> None:
         assert [call.seq for call in recorded_calls(trajectory) if call.overlaps] == [2, 3, 4]
         assert [call.seq for call in recorded_calls(trajectory, 2)] == [1, 2]
     assert found[3] == CallLines(4, found[3].call, b"", found[3].call_at, float("inf"))
+
+
+def test_many_words_and_many_identifiers_take_little_time() -> None:
+    changed = {sha256(b"%d" % number).hexdigest() for number in range(20_000)}
+    longer, shorter = f"{min(changed)}0", max(changed)[:9]
+    words = [sha256(b"word %d" % number).hexdigest()[:20] for number in range(20_000)]
+    # Pair by pair, this takes minutes.
+    assert changed_in({"command": " ".join([*words, longer, shorter])}, changed) == sorted([longer, shorter])

@@ -104,3 +104,11 @@ def test_short_rows_of_a_wide_table_do_not_become_many_cells() -> None:
     text = ("|a" * 1_500 + "|\n" + "|-" * 1_500 + "|\n" + "|\n" * 4_000)[:MAX_PROSE_CHARACTERS]
     assert len(prose(text)) < 2 * len(text)
     assert "<table>" in prose("|a" * 20 + "|\n" + "|-" * 20 + "|\n" + "|\n" * 100)
+
+
+def test_links_by_reference_do_not_repeat_a_long_address_many_times() -> None:
+    address = f"http://a.example/{'&' * 8_000}"
+    text = f"[a]: {address}\n\n{'[a] ' * 2_000}"
+    assert len(text) <= MAX_PROSE_CHARACTERS
+    assert len(prose(text)) < 6 * len(text)
+    assert Elements(prose(f"[a]: {address}\n\n[a] [a]")).links == [address] * 2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from decathlon_mcp.telemetry.logs import configure_logging, fields
+from decathlon_mcp.telemetry.logs import LogFormat, configure_logging, fields
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,21 @@ def test_text_line_ends_with_its_fields(capsys: pytest.CaptureFixture[str]) -> N
     configure_logging("info", "text")
     logging.getLogger("decathlon.test").info("episode ended", extra=fields(why="its time is over"))
     assert capsys.readouterr().err.endswith('info    episode ended why="its time is over"\n')
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+@pytest.mark.parametrize("text", ["\x9b31m", "\x1b]0;x\x07", "one \x9b2J two", "a \u202e b"])
+def test_no_text_reaches_a_terminal_as_a_command(
+    capsys: pytest.CaptureFixture[str], style: LogFormat, text: str
+) -> None:
+    configure_logging("info", style)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        logging.getLogger("decathlon.test").exception("it failed", extra=fields(why=text))
+    err = capsys.readouterr().err
+    assert all(line.isprintable() for line in err.splitlines()), err
+    assert json.dumps(text)[1:-1].split()[-1] in err
 
 
 def test_libraries_log_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -152,17 +153,17 @@ def changed_in(arguments: object, changed: Iterable[str]) -> list[str]:
     if not (known := set(changed)):
         return []
     words = {match[0] for match in _WORD.finditer(json.dumps(arguments, ensure_ascii=False))}
-    return sorted(
-        word
-        for word in words
-        if word in known
-        or (
-            _HEXADECIMAL.fullmatch(word)
-            and any(
-                one.startswith(word) or word.startswith(one) for one in known if len(one) >= MIN_HEXADECIMAL
-            )
-        )
-    )
+    # Sorted and looked up: thousands of words and of identifiers would be millions of pairs.
+    ordered = sorted(one for one in known if len(one) >= MIN_HEXADECIMAL)
+
+    def begins_alike(word: str) -> bool:
+        if not _HEXADECIMAL.fullmatch(word):
+            return False
+        place = bisect_left(ordered, word)
+        is_beginning = place < len(ordered) and ordered[place].startswith(word)
+        return is_beginning or any(word[:end] in known for end in range(MIN_HEXADECIMAL, len(word)))
+
+    return sorted(word for word in words if word in known or begins_alike(word))
 
 
 def _part(item: object) -> str:

@@ -37,6 +37,9 @@ MAX_PROSE_CHARACTERS: Final = 16 << 10
 MAX_CELLS: Final = 20_000
 """Rows times columns of the tables that a text may have. A row of one sign gets cells for all columns: 16 KiB
 became 700 KB of HTML in two seconds."""
+MAX_LINKED: Final = 1 << 16
+"""Characters of the addresses of all links of a text. Each link by reference repeats the whole address of its
+definition: 16 KiB became 84 MB of HTML."""
 MAX_NESTING = 20
 HEADING = "h4"
 """Every heading of a text: the page's headings are above it."""
@@ -60,10 +63,20 @@ def _mark(match: re.Match[str]) -> str:
 
 def prose(text: str) -> Markup:
     """A text that a person or a model has written, as Markdown if that does not take too long."""
-    if len(text) > MAX_PROSE_CHARACTERS or _cells(text) > MAX_CELLS:
-        return Markup('<pre class="words" tabindex="0">%s</pre>') % marked(text)
-    # Once more behind: a reference such as `&#8238;` becomes its character.
-    return Markup(f'<div class="prose" tabindex="0">{marked(_MARKDOWN.render(marked(text)))}</div>')
+    if len(text) <= MAX_PROSE_CHARACTERS and _cells(text) <= MAX_CELLS:
+        env: dict[str, Any] = {}
+        tokens = _MARKDOWN.parse(marked(text), env)
+        if _linked(tokens) <= MAX_LINKED:
+            html = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, env)
+            # Once more behind: a reference such as `&#8238;` becomes its character.
+            return Markup(f'<div class="prose" tabindex="0">{marked(html)}</div>')
+    return Markup('<pre class="words" tabindex="0">%s</pre>') % marked(text)
+
+
+def _linked(tokens: Sequence[Token]) -> int:
+    """The length of the addresses of all links and images together."""
+    parts = (part for token in tokens for part in token.children or ())
+    return sum(len(str(part.attrs.get("href") or part.attrs.get("src") or "")) for part in parts)
 
 
 def _cells(text: str) -> int:
