@@ -164,9 +164,8 @@ def _by_name(what: str, parts: Iterable[Mapping[str, str]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, part in (pair for each in parts for pair in each.items()):
         if found.setdefault(name, part) != part:
-            raise SettingsError(
-                f"there are two {what} named {name}, {found[name]} and {part}: uninstall one package"
-            )
+            both = " and ".join(sorted((found[name], part)))  # in any folder's order
+            raise SettingsError(f"there are two {what} named {name}, {both}: uninstall one package")
     return found
 
 

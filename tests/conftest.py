@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from fcntl import LOCK_EX, flock
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
 from shutil import rmtree
@@ -25,6 +25,7 @@ from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
 from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
 from tests.cpu_time import CpuTime
+from tests.disks import memory_folder
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 from tests.selection import LEFT_OUT, is_left_out, leave_to_test_all
 
@@ -38,6 +39,11 @@ TEST_IMAGE = "decathlon-test:latest"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTime())
+    # The other processes of pytest-xdist inherit it.
+    if _is_fast(config) and "TMPDIR" not in os.environ and (folder := memory_folder()) is not None:
+        os.environ["TMPDIR"] = str(folder)
+        tempfile.tempdir = None
+        config.add_cleanup(partial(rmtree, folder, ignore_errors=True))
     # Each client would read the machine's certificates, which takes 20 ms.
     httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
     # As an interrupt: otherwise the process ends at once, and sandboxes and their helpers stay.
@@ -48,10 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave modules out of which no test is to run: two of seven, with a third of all tests."""
-    is_fast = all(f"not {mark}" in config.option.markexpr for mark in LEFT_OUT)
-    if is_fast and collection_path.suffix == ".py" and is_left_out(collection_path, config.rootpath):
+    if _is_fast(config) and collection_path.suffix == ".py" and is_left_out(collection_path, config.rootpath):
         return True
     return None  # other plugins decide
+
+
+def _is_fast(config: pytest.Config) -> bool:
+    """Whether only the tests of `make test` run."""
+    return all(f"not {mark}" in config.option.markexpr for mark in LEFT_OUT)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks

@@ -113,6 +113,12 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/archives/test_repository_paths.py": cases("test_git_does_not_leave_the_workspace", "aclmrw"),
     "tests/archives/test_repositories.py": cases("test_git_runs_no_program_of_the_repository", "cdgiloqw"),
     "tests/benchmarks/test_weight.py": ("test_every_line_of_the_product_is_counted_in_one_package",),
+    # Processes that import the client: the other extra, and what the client loads, stay.
+    "tests/clients/test_package.py": (
+        "test_what_is_used_without_its_packages_names_the_missing_extra[msgspec",
+    ),
+    # Its evaluator waits for a proxy that does not answer; what a session is and how the proxy runs stay.
+    "tests/web/test_end_to_end.py": ("test_every_sandbox_of_a_task_that_needs_the_web_has_a_session",),
     "tests/clients/test_options.py": ("test_a_server_that_may_open_too_few_files_does_not_start",),
     "tests/tunnels/test_windows.py": ("test_single_bytes_take_no_more_memory_than_the_window",),
     "tests/driver_client/test_lost_streams.py": (
@@ -125,6 +131,7 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_a_fork_has_nothing_of_the_servers_memory_and_of_other_sandboxes",
         "test_a_fork_that_is_stopped_half_way_gives_nothing_away",
         "test_a_fork_that_stays_stopped_ends_with_its_sandbox",
+        "test_a_descriptor_of_another_kind_lets_no_program_run_outside",
         "test_servers_start_by_themselves_while_a_preloader_is_dead",
     ),
     "tests/preload/test_same_servers.py": (

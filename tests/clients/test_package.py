@@ -98,6 +98,7 @@ def test_what_is_used_without_its_packages_names_the_missing_extra(
 
 @pytest.mark.anyio
 class TestEmbedded:
+    @pytest.mark.slow  # an embedded server is played by `test_lockstep` on each change
     async def test_the_default_task_of_several_suites_is_played_without_arguments(
         self, tmp_path: Path
     ) -> None:

@@ -42,7 +42,8 @@ def find_python(version: str) -> str | None:
     # The Python on the PATH can be a wrapper script, so it is asked for the real executable.
     program = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     in_pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3"))
-    for candidate in filter(None, [shutil.which(f"python{version}"), shutil.which("python3"), *in_pyenv]):
+    # The wrapper of pyenv takes longer than a Python.
+    for candidate in filter(None, [*in_pyenv, shutil.which(f"python{version}"), shutil.which("python3")]):
         process = subprocess.run([candidate, "-c", program], capture_output=True, text=True, check=False)
         found, _, executable = process.stdout.strip().partition(" ")
         if found == version:

@@ -55,9 +55,10 @@ def relayed(result: Any) -> Any:
         return None
 
 
-def test_what_an_sdk_client_accepts_without_conversion_is_relayed_unchanged() -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_an_sdk_client_accepts_without_conversion_is_relayed_unchanged(step: int) -> None:
     unchanged = 0
-    for result in results():
+    for result in results()[::step]:
         if refusal("tools/call", LATEST_HANDSHAKE_VERSION, result, strict=True) is None:
             why = fault(result)
             # Null, and what other clients refuse.
@@ -65,7 +66,7 @@ def test_what_an_sdk_client_accepts_without_conversion_is_relayed_unchanged() ->
             if why is None:
                 unchanged += 1
                 assert relayed(result) == result
-    assert unchanged > 100
+    assert unchanged > 100 / step
 
 
 def test_a_faulty_member_takes_none_of_its_neighbours_along() -> None:

@@ -189,7 +189,7 @@ async def test_bodies_beyond_a_tokens_share_do_not_keep_those_of_another_waiting
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bodies, "BODIES_IN_FLIGHT_BYTES", 8 * len(LARGE))
-    reader, waits = BodyReader(3 * len(LARGE)), 4_000
+    reader, waits = BodyReader(3 * len(LARGE)), 2_000
 
     async def read(token: str, size: int) -> None:
         body = LARGE * size

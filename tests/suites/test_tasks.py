@@ -165,8 +165,10 @@ def test_no_file_of_a_checkout_keeps_its_reader_busy(checkout: Checkout, file: s
         os.mkfifo(path)
     elif kind == "number":
         path.write_text("x: 1" + ":1" * 400_000)
+    elif kind == "deep":
+        path.write_text(DEEP[path.suffix])
     else:
-        path.write_text(DEEP[path.suffix] if kind == "deep" else " " * (64 << 20))
+        os.truncate(path, 64 << 20)
     tracemalloc.start()
     try:
         with suppress(SuiteError):
