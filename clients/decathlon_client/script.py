@@ -66,7 +66,8 @@ def read_steps(text: str) -> list[Step]:
     `arguments` and `expect` are optional; empty lines are skipped. Raises ValueError naming the line.
     """
     steps: list[Step] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not `splitlines`, which also splits at characters that JSON allows in a string, such as U+2028.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 steps.append(_step(json.loads(line)))

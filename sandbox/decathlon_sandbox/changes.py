@@ -207,8 +207,8 @@ def _mounts() -> list[tuple[str, bool]]:
     mounts: list[tuple[str, bool]] = []
     for line in _lines("/proc/self/mountinfo"):
         fields, _, file_system = line.partition(" - ")
-        point, options = fields.split()[4:6]
-        kind, _, super_options = file_system.split()[:3]
+        point, options = fields.split(" ")[4:6]
+        kind, _, super_options = file_system.split(" ")[:3]
         read_only = "ro" in (*options.split(","), *super_options.split(","))
         mounts.append((_unescape(point), not read_only and kind not in _KERNEL_FILE_SYSTEMS))
     return mounts
@@ -228,8 +228,9 @@ def _listening_sockets() -> set[str]:
 
 def _lines(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read().splitlines()
+        # Only line feeds end lines: the kernel writes other separators of lines and words as they are in names.
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            return file.read().removesuffix("\n").split("\n")
     except OSError:
         return []
 

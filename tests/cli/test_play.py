@@ -134,6 +134,11 @@ def test_by_hand_on_a_running_server_its_page_is_named(shell: Shell, monkeypatch
     )
 
 
+def test_separators_of_lines_in_a_string_end_no_step() -> None:
+    (step,) = read_steps('{"tool": "a", "arguments": {"text": "one\u2028two\x85three"}}\r\n')
+    assert step.arguments == {"text": "one\u2028two\x85three"}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

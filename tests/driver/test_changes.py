@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,3 +177,16 @@ def test_a_clock_that_was_set_back_is_an_error(tmp_path: Path) -> None:
     since["offset_ns"] += 10**9
     with pytest.raises(RequestError, match="clock was set back"):
         cleaned(since, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_names_of_mount_points_may_have_other_separators_of_lines_and_words(tmp_path: Path) -> None:
+    (point := tmp_path / "a\u2028b\u3000c\rd").mkdir()
+    program = (
+        "import sys; from decathlon_sandbox.changes import Cleaning, snapshot; "
+        "print(Cleaning({'since': snapshot(), 'under': sys.argv[1:], 'except': []}).run()['paths'])"
+    )
+    script = 'mount -t tmpfs none "$1" && exec "$2" -c "$3" "$4"'
+    arguments = ("sh", "-c", script, "sh", str(point), sys.executable, program, str(tmp_path))
+    done = subprocess.run(["unshare", "--mount", *arguments], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

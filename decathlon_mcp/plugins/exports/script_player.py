@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 600
 
 
 def main(address: str, file: str) -> None:
-    for number, line in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(file).read_text("utf-8").strip().split("\n"), 1):
         call(address, number, json.loads(line))
 
 
