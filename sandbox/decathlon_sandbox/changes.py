@@ -228,7 +228,7 @@ def _listening_sockets() -> set[str]:
 
 def _lines(path: str) -> list[str]:
     try:
-        # Only line feeds end lines: the kernel writes other separators of lines and words as they are in names.
+        # Only line feeds end lines: the kernel writes other separators as they are in names.
         with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return file.read().removesuffix("\n").split("\n")
     except OSError:
