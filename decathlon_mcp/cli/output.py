@@ -57,7 +57,9 @@ def print_lines(lines: Iterable[Sequence[object]]) -> None:
 
 def print_json(document: object, *, indent: int | None = 2) -> None:
     """Print a JSON value on several lines, or on one without `indent`."""
-    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    # JSON has no escapes such as \xe9, with which stdout writes what its encoding lacks.
+    is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+    text = json.dumps(document, indent=indent, ensure_ascii=not is_utf8)
     sys.stdout.write(_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 

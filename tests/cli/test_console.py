@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -63,3 +65,17 @@ def test_marks_that_the_encoding_lacks_are_escaped() -> None:
     )
     assert b"\\u2717   suite missing: " in done.stdout
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_json_in_every_encoding(encoding: str, tmp_path: Path) -> None:
+    (suite := tmp_path / "fünf 😀").mkdir()
+    done = subprocess.run(
+        [*COMMAND, "doctor", "--json", "--suite", str(suite)],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    findings = json.loads(done.stdout)["findings"]
+    assert any(str(suite) in finding["detail"] for finding in findings)
