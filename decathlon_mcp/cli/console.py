@@ -151,6 +151,6 @@ async def _answers(client: httpx.AsyncClient, root: str) -> bool:
             # One byte of any answer is enough; its body is not read.
             async with client.stream("GET", f"{root}/healthz", follow_redirects=False) as response:
                 return response.status_code not in OF_A_PROXY
-        except httpx.HTTPError:
+        except (httpx.HTTPError, httpx.InvalidURL):
             return False
     return False

@@ -132,6 +132,8 @@ def test_by_hand_on_a_running_server_its_page_is_named(shell: Shell, monkeypatch
         shell.run("play", "a b", "--url", "http://127.0.0.1:1/mcp").stdout
         == "http://127.0.0.1:1/play?task=a+b\n"
     )
+    done = shell.run("play", "--url", "http://xn--\xfc.test")
+    assert "no server answers at http://xn--\xfc.test; " in done.stderr
 
 
 def test_separators_of_lines_in_a_string_end_no_step() -> None:
