@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -360,15 +360,28 @@ class McpEndpoints:
         scope, _, send = context.http
         connection: Connection = scope[CONNECTION_KEY]
         lines = LineServer(self._services[context.address.kind], write, lambda: context, session, connection)
+        hold = None if context.access is None else context.access.episode.lease.acquire()
         is_sent = False
+
+        def leave() -> None:
+            if hold is None:
+                context.abandon()
+            else:
+                hold.release(answered=False)
+
+        connection.watch(leave)
         try:
-            with nullcontext() if context.access is None else context.access.episode.lease.hold():
-                answer = await (await lines.begin_batch(items))()
+            answer = await (await lines.begin_batch(items))()
             if not await connection.is_gone():
                 await send_whole(send, answer, status=200 if answer else 202, session=session)
                 is_sent = not connection.is_lost
         finally:
+            connection.on_lost = None
             lines.end_batch(handed_over=is_sent)
+            if not is_sent:
+                leave()
+            elif hold is not None:
+                hold.release()
 
     # streams
 

@@ -7,10 +7,12 @@ import math
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 
 from decathlon_mcp.episodes.episode import Episode
@@ -18,10 +20,11 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.events import Spans
 from decathlon_mcp.http.application import http_app
+from decathlon_mcp.protocol.messages import BATCH_VERSION
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, ended, running_registry
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import INITIALIZE, META, MODERN
+from tests.http.messages import ACCEPT, INITIALIZE, META, MODERN
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving_app
 
@@ -96,6 +99,42 @@ async def test_reply_of_start_episode_that_cannot_be_delivered_ends_the_episode(
             sender.close(reset=reset)
             await anyio.sleep(0.2)  # if the request was never read, there is no event to wait for
             await until(lambda: len(served.episodes.live) == 1)
+
+
+async def broken_batch(url: str, session: str, params: Any, begun: Callable[[], bool]) -> None:
+    """Send a batch of one call, and break the connection off once the call has begun."""
+    message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+    async with httpx2.AsyncClient() as http, anyio.create_task_group() as tasks:
+        headers = {**ACCEPT, "mcp-session-id": session}
+        tasks.start_soon(partial(http.post, url, json=[message], headers=headers, timeout=60))
+        await until(begun)
+        tasks.cancel_scope.cancel()
+
+
+async def test_batch_that_cannot_be_answered_ends_the_episode_that_it_started(
+    tmp_path: Path, senders: Senders
+) -> None:
+    async with served_by_fake(tmp_path, max_sandboxes=1) as served:
+        async with connected(served.lobby) as lobby:
+            await lobby.call_tool("start_episode", {"task": "find-answer"})
+            session = await senders(served).initialize(served.lobby, BATCH_VERSION)
+            params = {"name": "start_episode", "arguments": {"task": "find-answer"}}
+            await broken_batch(served.lobby, session, params, lambda: len(served.episodes.live) == 2)
+            await until(lambda: len(served.episodes.live) == 1)
+
+
+async def test_client_killed_during_a_batch_does_not_keep_its_sandbox(
+    tmp_path: Path, senders: Senders
+) -> None:
+    async with served_by_fake(tmp_path, **SOON) as served:
+        url = served.task("find-answer")
+        session = await senders(served).initialize(url, BATCH_VERSION)
+        stream = senders(served)
+        await stream.send(url, None, session=session)
+        episode = await started(served.episodes, 1)
+        await broken_batch(url, session, {"name": "probe__hang"}, lambda: episode.calls.sent == 1)
+        stream.close(reset=True)
+        await reaches(episode, Ending.CLIENT_LOST)
 
 
 async def test_request_broken_off_while_its_episode_is_queued_gives_up_its_place(
@@ -202,9 +241,9 @@ class Sender:
         self._socket = socket.create_connection((host, int(port)))
         self._host = host
 
-    async def initialize(self, url: str) -> str:
+    async def initialize(self, url: str, version: str = INITIALIZE["params"]["protocolVersion"]) -> str:
         """Open a session and return its id."""
-        head, _ = await self.ask(url, "initialize", INITIALIZE["params"])
+        head, _ = await self.ask(url, "initialize", {**INITIALIZE["params"], "protocolVersion": version})
         (session,) = [line[16:] for line in head.splitlines() if line.startswith("mcp-session-id: ")]
         return session
 
