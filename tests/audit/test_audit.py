@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,8 @@ def test_a_sound_task_withstands_every_attack_with_a_shell(tmp_path: Path) -> No
     reasons = {why for name, why in task["not_checked"].items() if name.startswith("forger")}
     reasons = {why for why in reasons if not (why.startswith("no file ") and "is known" in why)}
     # In namespaces nobody is root, and only root's servers can limit memory.
-    assert reasons <= {"no tool runs as root", "the sandbox has no limit of memory, cpus"}
+    unlimited = set[str]() if os.geteuid() == 0 else {"the sandbox has no limit of memory, cpus"}
+    assert reasons <= {"no tool runs as root", *unlimited}
     assert task["cost"]["grading_seconds"] > 0
 
 

@@ -47,9 +47,11 @@ def test_an_overlong_line_is_replaced_and_those_around_it_are_not(
 
 
 def test_a_closed_terminal_ends_a_process_without_nohup(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stop_signals() == (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # The tests may run under nohup themselves.
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        assert stop_signals() == (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
     finally:
         signal.signal(signal.SIGHUP, previous)
