@@ -550,11 +550,29 @@ def test_mistakes_are_explained(
 
 
 @pytest.mark.usefixtures("state")
-def test_without_namespaces_the_command_must_be_trusted(
+def test_without_namespaces_the_command_must_be_there_and_be_trusted(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "decathlon_mcp.plugins.agents.run_agents.why_unavailable", lambda: "there is no bwrap"
     )
+    assert run(["run", "tune-reactor", "--", "no-such-program"]) == 2
+    assert "there is no program no-such-program on the PATH" in capfd.readouterr().err
     assert run(["run", "tune-reactor", "--", "true"]) == 1
     assert "there is no bwrap. With --trust-command it runs as an ordinary process" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("mode", ["none", "namespaces"])
+def test_terminal_says_before_the_first_attempt_that_sandboxes_isolate_nothing(
+    capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest, mode: str
+) -> None:
+    if mode == "namespaces":
+        request.getfixturevalue("namespaces")
+    with scripted_model(SOLUTION) as url:
+        line = ["run", *TASK, "--model", "scripted", "--base-url", url, "--isolation", mode]
+        assert run(line) == 0
+    errors = capfd.readouterr().err
+    warning = "the sandboxes of the suite probe isolate nothing: what an agent runs there can do"
+    assert errors.count(warning) == (1 if mode == "none" else 0)
+    assert errors.find(warning) < errors.index("find-answer, attempt 1: reward 1")

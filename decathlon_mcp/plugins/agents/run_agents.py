@@ -38,7 +38,7 @@ from decathlon_mcp.plugins.agents.player import (
     model_endpoint,
 )
 from decathlon_mcp.plugins.agents.reach import read_endpoints
-from decathlon_mcp.plugins.agents.serving import embedded_server, with_longer_lives
+from decathlon_mcp.plugins.agents.serving import embedded_server, report_isolation, with_longer_lives
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.list_runs import estimate_text
 from decathlon_mcp.plugins.history.values import EpisodeQuery, Sums
@@ -234,6 +234,8 @@ async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> i
                         player.server = await stack.enter_async_context(embedded_server(d, server))
                         player.shows_output = len(tasks) == options.attempts == 1
                     _announce(run, tasks, options, record)
+                    if server is not None:
+                        report_isolation(d, tasks)
                     await _play(d, run, tasks, player, record, options, results)
                     _report_without_calls(player, _all(results))
         except ClientError as error:
@@ -303,8 +305,10 @@ def _find_program(
     settings: Settings, agent: ProgramAgent, variables: Mapping[str, str]
 ) -> tuple[Program, Launcher]:
     """The program and how it is started. Raises BadRequestError, ProviderUnavailableError."""
+    # Without the program, what it would need is of no use.
+    program = find_program(agent.command, isolated=False)
     if agent.trusted:
-        return find_program(agent.command, isolated=False), TrustedLauncher()
+        return program, TrustedLauncher()
     if reason := why_unavailable():
         raise ProviderUnavailableError(
             f"the program cannot be kept from the state folder and the tasks' answers here: {reason}. With "
