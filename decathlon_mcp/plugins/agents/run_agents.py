@@ -71,6 +71,8 @@ class ProgramAgent:
     """Folders that it sees besides its own."""
     variables: tuple[str, ...] = ()
     """See `choose_variables`."""
+    lists_withheld: bool = False
+    """Whether the variables that it does not get are named on stderr, and not only counted."""
     trusted: bool = False
     """Whether it runs as an ordinary process."""
 
@@ -295,7 +297,7 @@ async def _player(stack: AsyncExitStack, settings: Settings, agent: Agent, secon
     variables, withheld = choose_variables(agent.name, agent.variables)
     program, launcher = await anyio.to_thread.run_sync(_find_program, settings, agent, variables)
     version = await check_version(program, launcher, variables)
-    _report_withheld(withheld)
+    _report_withheld(withheld, agent.lists_withheld)
     return AgentPlayer(
         program=program, launcher=launcher, variables=variables, version=version, seconds=seconds
     )
@@ -461,8 +463,14 @@ def _report_without_calls(player: Player, results: Sequence[Result[Any]]) -> Non
         report(f"{which} ended before a call; the program's output ends with: {last}")
 
 
-def _report_withheld(names: Sequence[str]) -> None:
-    if names:
-        shown = ", ".join(map(printed, names[:MAX_WITHHELD]))
-        more = f" and {len(names) - MAX_WITHHELD} more" if len(names) > MAX_WITHHELD else ""
-        report(f"variables that the program does not get (--env NAME gives it one): {shown}{more}")
+def _report_withheld(names: Sequence[str], lists: bool) -> None:
+    """Report how many variables the program does not get; `lists`: by their names."""
+    if not names:
+        return
+    count = f"{_number(len(names), 'variable')} withheld from the program; --env NAME gives it one"
+    if not lists:
+        report(f"{count}, --list-withheld names them")
+        return
+    shown = ", ".join(map(printed, names[:MAX_WITHHELD]))
+    more = f" and {len(names) - MAX_WITHHELD} more" if len(names) > MAX_WITHHELD else ""
+    report(f"{count}: {shown}{more}")
