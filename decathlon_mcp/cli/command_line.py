@@ -69,7 +69,8 @@ app = App(
 )
 
 
-@app.command
+# Each summary is also a text: PYTHONOPTIMIZE=2 leaves docstrings out.
+@app.command(help="Serve tasks to MCP clients over HTTP.")
 def serve(
     *,
     host: Host = DEFAULT_HOST,
@@ -110,7 +111,7 @@ def serve(
     return run_async(serve, settings, address)
 
 
-@app.command
+@app.command(help="Serve one MCP client over stdin and stdout.")
 def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -139,7 +140,7 @@ def stdio(
     return run_async(stdio, settings, task, parse_labels(label))
 
 
-@app.command
+@app.command(help="Play a bundled task from a script on a new server, step by step.")
 def demo(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -159,7 +160,7 @@ def demo(
     return run_async(demo, task, all)
 
 
-@app.command
+@app.command(help="Print or install the script for completion in a shell.")
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL")] = None,
     /,
