@@ -71,7 +71,8 @@ def tasks(
     conflicts
         List the accounts and conflict groups that tasks share instead.
     json
-        Print `{"tasks": [...]}`.
+        Print `{"tasks": [...], "suites": [...]}`. The `revision` of a suite covers the files of all tasks,
+        the `suite_revision` of a verdict those of one.
     """
     if conflicts:
         return show_conflicts(settings, filters, as_json=json)
