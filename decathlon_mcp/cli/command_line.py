@@ -34,12 +34,7 @@ from decathlon_mcp.cli.options import (
     shown_default,
     unknown_variables,
 )
-from decathlon_mcp.cli.usage import (
-    check_url,
-    failure_message,
-    report,
-    usage_message,
-)
+from decathlon_mcp.cli.usage import check_url, failure_message, report, usage_message
 from decathlon_mcp.errors import BadRequestError, SchemaError, UnknownEpisodeError, UnknownTaskError
 from decathlon_mcp.hooks import Command, broken, load, plugins
 from decathlon_mcp.labels import parse_labels

@@ -560,7 +560,7 @@ def test_mistakes_are_explained(
 
 
 @pytest.mark.usefixtures("state")
-def test_without_namespaces_the_command_must_be_there_and_be_trusted(
+def test_without_namespaces_the_command_must_be_trusted(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
