@@ -53,8 +53,8 @@ BUDGETS: Mapping[str, int] = {
     "driver": 2_250,
     "storage": 2_000,
     "sandboxes": 5_875,
-    "archives, suites, catalogue, payloads, telemetry": 5_950,
-    "cli": 2_100,
+    "archives, suites, catalogue, payloads, telemetry": 5_925,
+    "cli": 2_125,
     "sandbox": 4_650,
 }
 """Lines that each package of the core may have, 38,000 in all. A test holds them: what is added to a full
