@@ -48,13 +48,13 @@ BUDGETS: Mapping[str, int] = {
     "modules of decathlon_mcp": 1_900,
     "protocol": 3_250,
     "http": 2_050,
-    "episodes": 5_750,
+    "episodes": 5_775,
     "grading": 2_200,
     "driver": 2_250,
     "storage": 2_000,
-    "sandboxes": 5_900,
-    "archives, suites, catalogue, payloads, telemetry": 5_950,
-    "cli": 2_100,
+    "sandboxes": 5_875,
+    "archives, suites, catalogue, payloads, telemetry": 5_925,
+    "cli": 2_125,
     "sandbox": 4_650,
 }
 """Lines that each package of the core may have, 38,000 in all. A test holds them: what is added to a full

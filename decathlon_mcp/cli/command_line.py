@@ -34,12 +34,7 @@ from decathlon_mcp.cli.options import (
     shown_default,
     unknown_variables,
 )
-from decathlon_mcp.cli.usage import (
-    check_url,
-    failure_message,
-    report,
-    usage_message,
-)
+from decathlon_mcp.cli.usage import check_url, failure_message, report, usage_message
 from decathlon_mcp.errors import BadRequestError, SchemaError, UnknownEpisodeError, UnknownTaskError
 from decathlon_mcp.hooks import Command, broken, load, plugins
 from decathlon_mcp.labels import parse_labels
@@ -69,7 +64,8 @@ app = App(
 )
 
 
-@app.command
+# Each summary is also a text: PYTHONOPTIMIZE=2 leaves docstrings out.
+@app.command(help="Serve tasks to MCP clients over HTTP.")
 def serve(
     *,
     host: Host = DEFAULT_HOST,
@@ -110,7 +106,7 @@ def serve(
     return run_async(serve, settings, address)
 
 
-@app.command
+@app.command(help="Serve one MCP client over stdin and stdout.")
 def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -139,7 +135,7 @@ def stdio(
     return run_async(stdio, settings, task, parse_labels(label))
 
 
-@app.command
+@app.command(help="Play a bundled task from a script on a new server, step by step.")
 def demo(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -159,7 +155,7 @@ def demo(
     return run_async(demo, task, all)
 
 
-@app.command
+@app.command(help="Print or install the script for completion in a shell.")
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL")] = None,
     /,

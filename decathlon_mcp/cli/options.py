@@ -98,7 +98,6 @@ UNITS = {
 }
 """Metavars of settings, by the last word of the name."""
 
-
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -186,7 +185,6 @@ def shown_default(value: object) -> str | None:
 FILTERS, RATE_FILTERS = Group("Filters", sort_key=3), Group("Filters by pass rate", sort_key=4)
 METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT"}
 """Metavars of the filters that need no pass rates."""
-
 
 Labels = Annotated[
     tuple[str, ...],

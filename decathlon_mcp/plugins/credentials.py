@@ -28,6 +28,7 @@ from decathlon_mcp.grading.verdict import ALGORITHM, Signature
 from decathlon_mcp.http.authentication import new_token
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.keys import KEY_FILE
+from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.types import HANDLE, JsonObject, as_object, public_id
 
 WELL_KNOWN = "/.well-known/decathlon-key"
@@ -313,6 +314,7 @@ def _fetch(url: str) -> bytes:
 
 
 def _local_key(state: Path) -> PublicKey:
+    check_state_folder(state)
     if not (state / KEY_FILE).exists():
         raise SettingsError(f"there is no server key in {state}: name the server's key with --key")
     return Signer.at(state).public

@@ -24,7 +24,7 @@ from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
-from decathlon_mcp.types import as_object
+from decathlon_mcp.types import HANDLE, as_object
 
 if TYPE_CHECKING:
     from decathlon_client import Decathlon, OnProgress, Reply
@@ -334,13 +334,18 @@ def _progress_printer() -> OnProgress | None:
 
 
 def _resolve_handle(url: str | None, handle: str) -> tuple[str | None, str]:
-    """Return the server's URL and the episode's handle; a full address holds both."""
-    if "://" not in handle:
-        return url, handle
-    root, separator, path = handle.partition("/episodes/")
-    if not separator or not urlsplit(root).netloc:
-        raise _StepError(f"neither an episode's handle nor its address: {handle!r}", USAGE_ERROR)
-    return root, path.partition("/")[0]
+    """Return the server's URL and the episode's handle; a full address holds both.
+
+    Raises _StepError for a text without the form of either, such as a tool's name with EPISODE forgotten.
+    """
+    name = handle
+    if "://" in handle:
+        root, _, path = handle.partition("/episodes/")
+        url, name = root, path.partition("/")[0] if urlsplit(root).netloc else ""
+    if not HANDLE.fullmatch(name):
+        known = "name the `episode` that `start` printed, or its address"
+        raise _StepError(f"{handle!r} is not an episode: {known}", USAGE_ERROR)
+    return url, name
 
 
 def _arguments(value: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,16 @@ def is_full(error: Exception) -> bool:
     descriptor left.
     """
     return isinstance(error, OSError) and error.errno in _PASSING
+
+
+def can_create_in(folder: Path) -> bool:
+    """Whether this process can create something in a folder. Tries it, and leaves nothing. Blocks."""
+    # By `access` root may do everything, also in /proc, where nothing can be created.
+    try:
+        with tempfile.TemporaryDirectory(prefix=".decathlon-", dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ import msgspec
 from decathlon_sandbox.process_table import read_process
 
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.disk import cure_of
 from decathlon_mcp.telemetry.logs import fields
 
@@ -58,13 +59,20 @@ def create_state_folder(state: Path) -> None:
 
 
 def check_state_folder(state: Path) -> None:
-    """Raises SettingsError if the path cannot be a state folder; it need not exist."""
+    """Check a state folder before a command reads it.
+
+    Raises SettingsError if it is not a folder, or if it does not exist and is not the default one, in which
+    just no server has run yet.
+    """
     try:
-        is_usable = state.is_dir() or not state.exists()
+        exists = state.exists()
+        problem = "is not a folder" if exists and not state.is_dir() else ""
     except OSError as error:
         raise SettingsError(f"--state: {state} cannot be read: {error.strerror}") from None
-    if not is_usable:
-        raise SettingsError(f"--state: {state} is not a folder; name the state folder of a server")
+    if not exists and state.absolute() != default_state().absolute():
+        problem = "does not exist"
+    if problem:
+        raise SettingsError(f"--state: {state} {problem}; name the state folder of a server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class Suite:
 
     @cached_property
     def revision(self) -> str:
-        """A short text that changes when the checkout does; computed once."""
+        """The revision of the files of all tasks; computed once. A verdict has `revision_of` its task."""
         return revision(self.path, [*self._common, PurePosixPath(FOLDER)], self.profile.secrets)
 
     def revision_of(self, task: Task) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -407,13 +408,16 @@ def test_other_version_of_a_known_program_is_refused_where_its_tools_would_act_o
     assert list(state.glob("episodes/*")) == []
 
 
-@pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+@pytest.mark.parametrize(
+    ("trusted", "lists"), [(False, True), (True, False)], ids=["namespaces, listed", "trusted, counted"]
+)
 def test_program_gets_no_variable_that_it_is_not_given(
     state: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
     trusted: bool,
+    lists: bool,
 ) -> None:
     if not trusted:
         request.getfixturevalue("namespaces")
@@ -421,6 +425,7 @@ def test_program_gets_no_variable_that_it_is_not_given(
         monkeypatch.setenv(name, f"value of {name}")
     options = ["--trust-command"] if trusted else NO_MODEL
     given = ("--env", "OPENAI_API_KEY", "--env", "MODE=fast=1", *options)
+    given += ("--list-withheld",) if lists else ()
     assert play(*given, words=("environment",)) == 0
     errors = capfd.readouterr().err
     environment = json.loads(next(line for line in errors.splitlines() if line.startswith("{")))
@@ -429,10 +434,15 @@ def test_program_gets_no_variable_that_it_is_not_given(
     assert "value of GITHUB_TOKEN" not in environment.values()
     assert "value of KEPT_SECRET" not in environment.values()
     assert "value of DECATHLON_TOKEN" not in errors
-    withheld = [line for line in errors.splitlines() if "that the program does not get" in line]
+    withheld = [line for line in errors.splitlines() if "withheld from the program" in line]
     assert len(withheld) == 1  # and not again after the attempt, which made no call
-    assert "GITHUB_TOKEN" in withheld[0]
-    assert "KEPT_SECRET" in withheld[0]
+    count = re.match(r"decathlon-mcp: (\d+) variables withheld", withheld[0])
+    assert count is not None
+    assert int(count[1]) >= 2
+    assert ("--list-withheld names them" in withheld[0]) is not lists
+    # A name is shown where it was asked for.
+    for name in ("GITHUB_TOKEN", "KEPT_SECRET"):
+        assert errors.count(name) == (1 if lists else 0)
     assert "value of KEPT" not in errors
 
 
@@ -556,5 +566,23 @@ def test_without_namespaces_the_command_must_be_trusted(
     monkeypatch.setattr(
         "decathlon_mcp.plugins.agents.run_agents.why_unavailable", lambda: "there is no bwrap"
     )
+    assert run(["run", "tune-reactor", "--", "no-such-program"]) == 2
+    assert "there is no program no-such-program on the PATH" in capfd.readouterr().err
     assert run(["run", "tune-reactor", "--", "true"]) == 1
     assert "there is no bwrap. With --trust-command it runs as an ordinary process" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("mode", ["none", "namespaces"])
+def test_terminal_says_before_the_first_attempt_that_sandboxes_isolate_nothing(
+    capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest, mode: str
+) -> None:
+    if mode == "namespaces":
+        request.getfixturevalue("namespaces")
+    with scripted_model(SOLUTION) as url:
+        line = ["run", *TASK, "--model", "scripted", "--base-url", url, "--isolation", mode]
+        assert run(line) == 0
+    errors = capfd.readouterr().err
+    warning = "the sandboxes of the suite probe isolate nothing: what an agent runs there can do"
+    assert errors.count(warning) == (1 if mode == "none" else 0)
+    assert errors.find(warning) < errors.index("find-answer, attempt 1: reward 1")

@@ -28,7 +28,8 @@ from tests.agents.scripted_agent import HEADERS, Client, answer_of
 def served(state: Path, *options: str) -> Generator[dict[str, str]]:
     """Serve one episode of tune-reactor in another process.
 
-    Yields what it prints, and as `grading` the command that it names on stderr.
+    Yields what it prints, as `grading` the command that it names on stderr, and as `warnings` what is there
+    before.
     """
     command = [sys.executable, "-m", "decathlon_mcp.cli", "serve-episode", "tune-reactor", "--port", "0"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -37,8 +38,11 @@ def served(state: Path, *options: str) -> Generator[dict[str, str]]:
         line = process.stdout.readline()
         assert line, process.stderr.read().decode()
         try:
-            *_, grading, _ = process.stderr.readline().decode().split("`")
-            yield {**json.loads(line), "grading": grading}
+            warnings = ""
+            while "grades it" not in (line_of_errors := process.stderr.readline().decode()):
+                warnings += line_of_errors
+            *_, grading, _ = line_of_errors.split("`")
+            yield {**json.loads(line), "grading": grading, "warnings": warnings}
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=30)
@@ -93,6 +97,12 @@ def test_served_episode_is_played_at_its_address_and_graded_by_a_command_alone(
         assert failed(agent.call("files__read_file", path="recipe.json"))
         (state / "verdict.json").write_text(verdicts[0])
         assert run(["verify", str(state / "verdict.json")]) == 0
+
+
+@pytest.mark.slow
+def test_terminal_says_that_the_sandbox_of_a_served_episode_isolates_nothing(state: Path) -> None:
+    with served(state, "--isolation", "none") as episode:
+        assert "the sandboxes of the suite starter isolate nothing" in episode["warnings"]
 
 
 @pytest.mark.slow

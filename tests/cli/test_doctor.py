@@ -97,6 +97,26 @@ def test_the_program_that_records_the_web_is_a_finding(shell: Shell) -> None:
     assert findings(shell, *arguments, status=0)["web"]["detail"] == f"Mitmproxy: 11.0.2 at {program}"
 
 
+def test_no_task_can_run_without_what_a_server_needs_to_start(shell: Shell) -> None:
+    docker = ("--provider", "docker")
+    results = findings(shell, *docker, status=1, DOCKER_HOST="unix:///nosuch")
+    detail = results["tasks"]["detail"]
+    assert not results["docker engine"]["ok"]
+    assert not results["tasks"]["ok"]
+    assert detail.splitlines()[0] == "0 of 10 can run here without docker engine; 10 lack nothing else"
+    checked = shell.run("tasks", "--check", *docker, DOCKER_HOST="unix:///nosuch")
+    assert checked.returncode == 1
+    assert "\n0 of 10 can run here without docker engine; 10 lack nothing else\n" in checked.stdout
+
+
+def test_a_state_folder_that_cannot_be_created_is_a_finding(shell: Shell) -> None:
+    results = findings(shell, "--state", "/proc/self/state", status=1)
+    assert "choose another folder with --state" in results["state"]["cure"]
+    assert not results["host folder"]["ok"]
+    assert findings(shell, status=0)["state"]["ok"]
+    assert list(Path(shell.environment["XDG_STATE_HOME"]).rglob(".decathlon-*")) == []
+
+
 def test_a_port_in_use_is_a_finding(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         results = findings(shell, port=taken.getsockname()[1], status=1)

@@ -123,7 +123,9 @@ async def test_an_address_works_as_a_handle_and_arguments_may_come_from_a_file(
     [
         (("call", "e" * 48, "tool", "[1"), 2, "the arguments are not JSON"),
         (("call", "e" * 48, "tool", "@nowhere"), 2, "nowhere: No such file"),
-        (("status", "http://127.0.0.1:1/mcp"), 2, "neither an episode's handle nor its address"),
+        (("status", "http://127.0.0.1:1/mcp"), 2, "'http://127.0.0.1:1/mcp' is not an episode: name the"),
+        (("status", "http://127.0.0.1:1/episodes/e/mcp"), 2, "is not an episode: name the"),
+        (("call", "probe__echo", '{"text": "x"}'), 2, "'probe__echo' is not an episode: name the"),
         (("status", "e" * 48, "--url", "http://127.0.0.1:1"), 1, "no server answers at http://127.0.0.1:1"),
         (("status", "e" * 48), 1, "there is no such episode here"),
         (("start", "find-anser"), 1, "there is no task 'find-anser'"),
@@ -183,7 +185,7 @@ async def test_a_command_says_that_its_server_is_away_and_that_it_is_back(
     async with await asyncio.start_server(HangingServer().serve, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         url = f"http://{host}:{port}"
-        done = await anyio.to_thread.run_sync(shell.run, "episode", "status", "0123", "--url", url)
+        done = await anyio.to_thread.run_sync(shell.run, "episode", "status", "e" * 48, "--url", url)
     assert done.returncode == 1
     assert done.stderr.splitlines()[:2] == [
         f"decathlon-mcp: the server at {url} does not answer; this command waits for it",

@@ -40,6 +40,18 @@ def test_help_fits_on_a_screen_and_names_every_command_by_what_people_do(shell: 
     assert len(done.stdout.splitlines()) <= SCREEN_LINES
 
 
+def test_the_list_of_commands_needs_no_docstrings(shell: Shell) -> None:
+    done = subprocess.run(
+        [sys.executable, "-OO", "-m", "decathlon_mcp.cli", "--help"],
+        cwd=shell.folder,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == shell.run("--help").stdout
+
+
 @pytest.mark.parametrize("group", ["episode", "recordings"])
 def test_commands_of_a_group_are_not_called_plug_ins(shell: Shell, group: str) -> None:
     assert re.findall(r"^╭─ ([\w -]+?) ─", shell.run(group).stdout, re.MULTILINE) == ["Commands"]

@@ -158,7 +158,8 @@ def test_a_key_can_be_base64_hexadecimal_or_a_file(shell: Shell, signer: Signer,
         (("missing",), "missing: No such file"),
         (("verdicts", "--key", "nonsense"), "not an Ed25519 public key; expected a file"),
         (("verdicts", "--key", "http://127.0.0.1:9"), "Connection refused"),
-        (("verdicts", "--state", "elsewhere"), "there is no server key in elsewhere"),
+        (("verdicts", "--state", "elsewhere"), "--state: elsewhere does not exist"),
+        (("verdicts", "--state", "."), "there is no server key in ."),
     ],
 )
 def test_a_missing_file_or_key_is_an_error(

@@ -112,6 +112,32 @@ def test_a_file_is_no_state_folder(shell: Shell) -> None:
     assert message == "--state: file cannot be used: File exists; choose another folder"
 
 
+READING = (
+    *(("runs",), ("show",), ("show", "ab"), ("replay", "ab"), ("regrade", "--all"), ("gc",)),
+    *(("verify", "verdict"), ("episode", "verdict"), ("recordings", "list"), ("recordings", "show", "task")),
+    ("export", "--all", "--to", "jsonl", "--output", "out"),
+)
+"""Commands that read a state folder."""
+
+
+@pytest.mark.parametrize("command", [*READING, ("view",)], ids=" ".join)
+def test_a_named_state_folder_that_does_not_exist_is_an_error(shell: Shell, command: tuple[str, ...]) -> None:
+    message = "--state: nosuch does not exist; name the state folder of a server"
+    words = ("nosuch",) if command == ("view",) else ("--state", "nosuch")
+    status = 2 if command[0] == "replay" else 1
+    assert shell.error(*command, *words, status=status) == message
+    assert shell.error(*command, status=status, DECATHLON_STATE="nosuch") == message
+    assert list(shell.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", READING, ids=" ".join)
+def test_the_default_state_folder_need_not_exist(shell: Shell, command: tuple[str, ...]) -> None:
+    done = shell.run(*command)
+    assert "does not exist" not in done.stderr
+    is_list = command in (("runs",), ("show",), ("gc",), ("recordings", "list"))
+    assert done.returncode == 0 or not is_list
+
+
 def test_a_full_disk_is_an_error_with_what_to_do() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/state/file")
     assert failure_message(ExceptionGroup("", [full])) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -30,12 +31,19 @@ async def test_view_shows_several_folders_as_one_without_a_server(shell: Shell) 
         command, env=shell.environment, cwd=shell.folder, stderr=None
     ) as process:
         assert process.stdout is not None
-        address = (await TextReceiveStream(process.stdout).receive()).strip()
+        line = (await TextReceiveStream(process.stdout).receive()).strip()
         # Stdout is no terminal here, and may be a log.
-        assert re.fullmatch(r"http://decathlon\.localhost:\d+/", address)
+        pattern = r"(http://decathlon\.localhost:(\d+)/) \(`(.*)` prints the address with its key\)"
+        shown = re.fullmatch(pattern, line)
+        assert shown is not None
+        address, port, key_command = shown.groups()
+        key = (states[0] / "page-key").read_text().strip()
+        assert key not in line
+        printed = shell.run(*shlex.split(key_command)[1:]).stdout
+        assert printed == f"http://decathlon.localhost:{port}/#key={key}\n"
         url = address.replace("decathlon.localhost", "127.0.0.1")
         async with httpx2.AsyncClient(base_url=url, headers={**HTML, **OWN}) as client:
-            await sign_in(client, (states[0] / "page-key").read_text().strip())
+            await sign_in(client, key)
             runs = (await client.get("/runs")).text
             assert "/runs/alpha" in runs
             assert "/runs/beta" in runs
@@ -60,4 +68,4 @@ def test_a_folder_of_another_version_is_refused_before_the_page_is_served(
     done = shell.run("view", str(tmp_path), "--port", "0")
     assert done.returncode == 2
     assert "has schema 4, and this version of decathlon-mcp needs" in done.stderr
-    assert "/no/such/folder is not a folder" in shell.error("view", "/no/such/folder", status=1)
+    assert "no server has kept episodes in " in shell.error("view", status=1)

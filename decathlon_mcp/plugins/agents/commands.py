@@ -57,6 +57,7 @@ def run(
     model_url: Annotated[tuple[str, ...], _REPEATED, Parameter(metavar="URL")] = (),
     show: Annotated[tuple[Path, ...], _REPEATED, Parameter(metavar="FOLDER")] = (),
     env: Annotated[tuple[str, ...], _REPEATED, Parameter(metavar="NAME[=VALUE]", env_var=())] = (),
+    list_withheld: Annotated[Flag, Parameter(group=MORE, env_var=())] = False,
     trust_command: Annotated[Flag, Parameter(group=MORE)] = False,
     again_without_calls: Annotated[Flag, Parameter(group=MORE)] = False,
     launch_time: Annotated[str | None, Parameter(group=MORE, metavar="TIME")] = None,
@@ -105,6 +106,8 @@ def run(
     env
         A further variable for a program. Known programs get the variables of their models without it. Can be
         repeated.
+    list_withheld
+        Name the variables that a program does not get.
     trust_command
         Run the program as an ordinary process; the episodes' labels say so.
     again_without_calls
@@ -117,7 +120,7 @@ def run(
     """
     tasks, command = _split(words)
     labels = parse_labels(label)
-    for_programs = (model_url, show, env, trust_command)
+    for_programs = (model_url, show, env, list_withheld, trust_command)
     for_models = (base_url, max_turns != DEFAULT_TURNS)
     problem = None
     if bool(agent) + bool(command) > 1 or not (agent or command or model):
@@ -129,7 +132,7 @@ def run(
     elif (agent or command) and any(for_models):
         problem = "--base-url and --max-turns are for --model alone; a program has its own"
     elif not (agent or command) and any(for_programs):
-        problem = "--model-url, --show, --env and --trust-command are for programs"
+        problem = "--model-url, --show, --env, --list-withheld and --trust-command are for programs"
     elif "run" in labels:
         problem = "--run names the run, not --label"
     elif filters.seed is not None or (tasks and filters.model_dump(exclude_defaults=True)):
@@ -144,6 +147,7 @@ def run(
             urls=model_url,
             shown=show,
             variables=env,
+            lists_withheld=list_withheld,
             trusted=trust_command,
         )
     else:

@@ -38,7 +38,7 @@ from decathlon_mcp.plugins.agents.player import (
     model_endpoint,
 )
 from decathlon_mcp.plugins.agents.reach import read_endpoints
-from decathlon_mcp.plugins.agents.serving import embedded_server, with_longer_lives
+from decathlon_mcp.plugins.agents.serving import embedded_server, report_isolation, with_longer_lives
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.list_runs import estimate_text
 from decathlon_mcp.plugins.history.values import EpisodeQuery, Sums
@@ -71,6 +71,8 @@ class ProgramAgent:
     """Folders that it sees besides its own."""
     variables: tuple[str, ...] = ()
     """See `choose_variables`."""
+    lists_withheld: bool = False
+    """Whether the variables that it does not get are named on stderr, and not only counted."""
     trusted: bool = False
     """Whether it runs as an ordinary process."""
 
@@ -234,6 +236,8 @@ async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> i
                         player.server = await stack.enter_async_context(embedded_server(d, server))
                         player.shows_output = len(tasks) == options.attempts == 1
                     _announce(run, tasks, options, record)
+                    if server is not None:
+                        report_isolation(d, tasks)
                     await _play(d, run, tasks, player, record, options, results)
                     _report_without_calls(player, _all(results))
         except ClientError as error:
@@ -293,7 +297,7 @@ async def _player(stack: AsyncExitStack, settings: Settings, agent: Agent, secon
     variables, withheld = choose_variables(agent.name, agent.variables)
     program, launcher = await anyio.to_thread.run_sync(_find_program, settings, agent, variables)
     version = await check_version(program, launcher, variables)
-    _report_withheld(withheld)
+    _report_withheld(withheld, agent.lists_withheld)
     return AgentPlayer(
         program=program, launcher=launcher, variables=variables, version=version, seconds=seconds
     )
@@ -303,8 +307,10 @@ def _find_program(
     settings: Settings, agent: ProgramAgent, variables: Mapping[str, str]
 ) -> tuple[Program, Launcher]:
     """The program and how it is started. Raises BadRequestError, ProviderUnavailableError."""
+    # Without the program, what it would need is of no use.
+    program = find_program(agent.command, isolated=False)
     if agent.trusted:
-        return find_program(agent.command, isolated=False), TrustedLauncher()
+        return program, TrustedLauncher()
     if reason := why_unavailable():
         raise ProviderUnavailableError(
             f"the program cannot be kept from the state folder and the tasks' answers here: {reason}. With "
@@ -457,8 +463,14 @@ def _report_without_calls(player: Player, results: Sequence[Result[Any]]) -> Non
         report(f"{which} ended before a call; the program's output ends with: {last}")
 
 
-def _report_withheld(names: Sequence[str]) -> None:
-    if names:
-        shown = ", ".join(map(printed, names[:MAX_WITHHELD]))
-        more = f" and {len(names) - MAX_WITHHELD} more" if len(names) > MAX_WITHHELD else ""
-        report(f"variables that the program does not get (--env NAME gives it one): {shown}{more}")
+def _report_withheld(names: Sequence[str], lists: bool) -> None:
+    """Report how many variables the program does not get; `lists`: by their names."""
+    if not names:
+        return
+    count = f"{_number(len(names), 'variable')} withheld from the program; --env NAME gives it one"
+    if not lists:
+        report(f"{count}, --list-withheld names them")
+        return
+    shown = ", ".join(map(printed, names[:MAX_WITHHELD]))
+    more = f" and {len(names) - MAX_WITHHELD} more" if len(names) > MAX_WITHHELD else ""
+    report(f"{count}: {shown}{more}")

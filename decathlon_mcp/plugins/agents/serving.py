@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +51,7 @@ from decathlon_mcp.plugins.play import connect, redirect_logs
 from decathlon_mcp.plugins.shell import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state
+from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.types import JsonObject
 
 WAIT_SECONDS = 60.0
@@ -88,6 +89,18 @@ async def embedded_server(
     limits = ConnectionLimits.for_bodies(max_body_bytes)
     async with app.running():
         yield EmbeddedServer(endpoint.registry, app, limits)
+
+
+def report_isolation(d: Decathlon, tasks: Iterable[str]) -> None:
+    """Say on stderr which of the tasks' suites an open `Decathlon.embedded` serves without isolation."""
+    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(endpoint, EmbeddedEndpoint)
+    registry = endpoint.registry
+    suites = sorted({registry.catalogue.entry(task)[0].name for task in tasks})
+    for suite in suites:
+        if registry.factory(suite).provider.isolation == "none":
+            danger = "what an agent runs there can do whatever you can; `decathlon-mcp doctor` says why"
+            report(f"the sandboxes of the suite {suite} isolate nothing: {danger}")
 
 
 class PlayingApp:
@@ -164,6 +177,7 @@ async def serve_until_signal(
                     d.episode(task, launch_time=launch_time, labels=labels) as episode,
                     giving_verdict(episode, server.state),
                 ):
+                    report_isolation(d, [task])
                     assert episode.agent_address is not None
                     app = PlayingApp(embedded.app, episode.agent_address)
                     async with playing(app, listener, embedded.limits):
@@ -220,6 +234,7 @@ async def print_verdict(state: Path) -> int:
     0 if the attempt has succeeded, NOT_PASSED if not, NO_VERDICT without a verdict. Raises DecathlonError if
     no episode is served, or if its server ends.
     """
+    check_state_folder(state)
     answer = b""
     try:
         with _short_path(state) as path:

@@ -55,6 +55,7 @@ from decathlon_mcp.plugins.page.play_pages import PlayPages
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
 from decathlon_mcp.plugins.page.site import Site, Visit, read_short_form
 from decathlon_mcp.settings import default_state
+from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.telemetry.logs import configure_logging
 from decathlon_mcp.types import public_id
@@ -306,8 +307,9 @@ def view(
     """
     folders = states or (default_state(),)
     for folder in folders:
-        if not folder.is_dir():
-            raise SettingsError(f"{folder} is not a folder: name the state folder of a server")
+        check_state_folder(folder)
+        if not folder.exists():
+            raise SettingsError(f"no server has kept episodes in {folder}")
     return show_address(folders[0], port) if address else run_async(serve_view, folders, port, open)
 
 
@@ -329,19 +331,18 @@ async def serve_view(states: Sequence[Path], port: int | None, opens: bool) -> i
     await to_thread.run_sync(history.run_names)  # raises SettingsError for a folder of another version
     site = Site(history, Sessions(PageKey(key)), folders=tuple(map(str, states)))
     with listen("127.0.0.1", VIEW_PORT if port is None else port) as listener:
-        address = f"http://{PAGE_HOST}:{listener.getsockname()[1]}/"
+        app = PageApp(site, AllowedHosts().answers_to, key=key)
+        url = f"http://{PAGE_HOST}:{listener.getsockname()[1]}"
 
         def announce() -> None:
             # The key gives access to everything in the folders: a log must not have it.
-            shown = f"{address}#key={key}" if sys.stdout.isatty() else address
-            sys.stdout.write(f"{shown}\n")
+            sys.stdout.write(f"{app.shown_address(url, to_person=sys.stdout.isatty())}\n")
             sys.stdout.flush()
             if opens:
-                webbrowser.open(f"{address}#key={key}")
+                webbrowser.open(app.shown_address(url, to_person=True))
 
         async def nothing_to_drain() -> None:
             pass
 
-        app = PageApp(site, AllowedHosts().answers_to)
         await serve_http(app, listener, drain=nothing_to_drain, on_ready=announce)
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import os
 import platform
 import sys
 from collections.abc import AsyncGenerator
@@ -38,10 +37,16 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
-from decathlon_mcp.plugins.readiness.list_tasks import broken_tasks, look_into_sandboxes, summarize_missing
+from decathlon_mcp.plugins.readiness.list_tasks import (
+    broken_tasks,
+    look_into_sandboxes,
+    runnable_text,
+    summarize_missing,
+)
 from decathlon_mcp.plugins.readiness.machine import format_finding
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.disk import can_create_in
 from decathlon_mcp.storage.keys import KEY_FILE
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
@@ -156,7 +161,9 @@ async def _check_suites(catalogue: Catalogue, settings: Settings) -> AsyncGenera
                 findings.append(result)
                 yield result
     except SettingsError as error:
-        yield Finding("settings", False, error.message, "docs/operating.md#settings")
+        findings.append(Finding("settings", False, error.message, "docs/operating.md#settings"))
+        yield findings[-1]
+    obstacles = [result.what for result in findings if result.required and not result.ok]
     broken = broken_tasks(findings)
     missing = [
         [
@@ -165,19 +172,19 @@ async def _check_suites(catalogue: Catalogue, settings: Settings) -> AsyncGenera
         ]
         for _, suite, task in catalogue
     ]
-    runnable = sum(not requirements for requirements in missing)
+    complete = sum(not requirements for requirements in missing)
     summary = summarize_missing(itertools.chain(*missing))
     yield finding(
         "tasks",
-        runnable > 0,
-        "\n".join([f"{runnable} of {len(missing)} can run here", *summary]),
+        complete > 0 and not obstacles,
+        "\n".join([runnable_text(complete, len(missing), obstacles), *summary]),
         "`decathlon-mcp tasks --check` shows what each task lacks",
     )
 
 
 def _check_state(folder: Path) -> Finding:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    writable = can_create_in(existing)
     try:
         with Store.open_read_only(folder):
             pass

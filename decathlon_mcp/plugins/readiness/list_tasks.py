@@ -71,7 +71,8 @@ def tasks(
     conflicts
         List the accounts and conflict groups that tasks share instead.
     json
-        Print `{"tasks": [...]}`.
+        Print `{"tasks": [...], "suites": [...]}`. The `revision` of a suite covers the files of all tasks,
+        the `suite_revision` of a verdict those of one.
     """
     if conflicts:
         return show_conflicts(settings, filters, as_json=json)
@@ -243,6 +244,16 @@ def _missing_to_json(requirements: list[MissingRequirement]) -> JsonObject:
     }
 
 
+def runnable_text(complete: int, count: int, obstacles: Sequence[str]) -> str:
+    """How many of `count` tasks can run here.
+
+    `complete`: the number of tasks that lack nothing. `obstacles`: findings without which no server starts.
+    """
+    if not obstacles:
+        return f"{complete} of {count} can run here"
+    return f"0 of {count} can run here without {', '.join(obstacles)}; {complete} lack nothing else"
+
+
 def summarize_missing(requirements: Iterable[MissingRequirement]) -> Iterator[str]:
     """Yield a line per kind of requirement: the most needed names, each with its number of tasks."""
     counts: dict[str, Counter[str]] = {}
@@ -257,7 +268,7 @@ def _print_missing(
     missing: dict[str, list[MissingRequirement]],
     ways: dict[str, WayToRun],
     notes: Mapping[str, list[TaskNote]],
-    problems: Iterable[Finding],
+    problems: Sequence[Finding],
 ) -> None:
     console = Terminal(highlight=False)
     for name, requirements in missing.items():
@@ -267,8 +278,9 @@ def _print_missing(
         for requirement in requirements:
             page = "" if requirement.kind == "broken" else f"\n      → {requirement.page}"
             console.print(Text.assemble(f"      {requirement.message}", (page, "yellow")), soft_wrap=True)
-    runnable = sum(not requirements for requirements in missing.values())
-    console.print(f"\n{runnable} of {len(missing)} can run here", soft_wrap=True)
+    complete = sum(not requirements for requirements in missing.values())
+    obstacles = [problem.what for problem in problems if problem.required and not problem.ok]
+    console.print(f"\n{runnable_text(complete, len(missing), obstacles)}", soft_wrap=True)
     for text, count in count_ways(ways.values()).items():
         console.print(f"  {count} {text}", soft_wrap=True)
     for line in summarize_missing(

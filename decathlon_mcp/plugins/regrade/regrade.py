@@ -25,7 +25,7 @@ from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.plugins.regrade.kept_attempts import ATTEMPT_FILE, AttemptFiles, KeptAttempt
 from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.lock import running_servers
+from decathlon_mcp.storage.lock import check_state_folder, running_servers
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 from decathlon_mcp.types import HANDLE, JsonObject, as_object, public_id
 from decathlon_mcp.validation import quoted
@@ -153,6 +153,7 @@ async def regrade_selected(settings: Settings, selection: Selection, write: bool
     configure_logging(settings.log_level, settings.log_format)
     if bool(selection.episodes) + selection.every + bool(selection.tasks) != 1:
         raise BadRequestError("name the episodes, or select them with either --all or --task")
+    check_state_folder(settings.state)
     # Asked before this process has a lock of its own.
     others = await anyio.to_thread.run_sync(running_servers, settings.state)
     folders, results = await anyio.to_thread.run_sync(

@@ -36,6 +36,7 @@ from decathlon_mcp.plugins.web.recording import (
     find_recordings,
 )
 from decathlon_mcp.settings import default_state
+from decathlon_mcp.storage.lock import check_state_folder
 
 recordings = App(name="recordings", help="List, show, prune, compare and export recordings of the web.")
 
@@ -63,7 +64,7 @@ UNKNOWN = -1
 @recordings.command(name="list")
 def list_recordings(*, as_json: AsJson = False, state: StateFolder = None) -> int:
     """List the recordings, each with the share of other rollouts' requests that it answered."""
-    folder = (state or default_state()) / FOLDER
+    folder = _folder(state)
     summaries = [_summary(path) for path in find_recordings(folder)]
     if as_json:
         print_json({"recordings": [_summary_json(summary) for summary in summaries]}, indent=None)
@@ -214,8 +215,14 @@ def _open(state: Path | None, task: str, revision: str | None) -> Recording:
         raise SettingsError(str(error)) from None
 
 
+def _folder(state: Path | None) -> Path:
+    """The recordings of a state folder, by default of the default one. Raises SettingsError."""
+    check_state_folder(state or default_state())
+    return (state or default_state()) / FOLDER
+
+
 def _find(state: Path | None, task: str, revision: str | None) -> Path:
-    folder = (state or default_state()) / FOLDER
+    folder = _folder(state)
     summaries = {path: _summary(path).id for path in find_recordings(folder)}
     found = [
         path

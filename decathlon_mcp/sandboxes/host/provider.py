@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import platform
 import re
 import shutil
@@ -57,6 +56,7 @@ from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
 from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox, PlainSandbox
 from decathlon_mcp.sandboxes.host.sandbox_folder import read_owner, sandbox_owners, unfinished_folder_prefix
 from decathlon_mcp.sandboxes.plugins import another_provider
+from decathlon_mcp.storage.disk import can_create_in
 from decathlon_mcp.telemetry.logs import fields
 
 DELETIONS = 4
@@ -381,7 +381,7 @@ def check_folder(folder: Path) -> Finding:
     free = shutil.disk_usage(existing).free
     return finding(
         "folder",
-        existing.is_dir() and os.access(existing, os.W_OK) and free >= FREE_BYTES,
+        can_create_in(existing) and free >= FREE_BYTES,
         f"{folder}, {free >> 20} MiB free",
         "choose a writable folder with 1 GiB free (--state)",
     )
