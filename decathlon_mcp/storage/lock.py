@@ -58,8 +58,8 @@ def create_state_folder(state: Path) -> None:
             folder.chmod(0o700)
 
 
-def check_state_folder(state: Path) -> None:
-    """Check a state folder before a command reads it.
+def check_state_folder(state: Path, option: str = "--state") -> None:
+    """Check a state folder before a command reads it. `option`: what names the folder.
 
     Raises SettingsError if it is not a folder, or if it does not exist and is not the default one, in which
     just no server has run yet.
@@ -68,11 +68,11 @@ def check_state_folder(state: Path) -> None:
         exists = state.exists()
         problem = "is not a folder" if exists and not state.is_dir() else ""
     except OSError as error:
-        raise SettingsError(f"--state: {state} cannot be read: {error.strerror}") from None
+        raise SettingsError(f"{option}: {state} cannot be read: {error.strerror}") from None
     if not exists and state.absolute() != default_state().absolute():
         problem = "does not exist"
     if problem:
-        raise SettingsError(f"--state: {state} {problem}; name the state folder of a server")
+        raise SettingsError(f"{option}: {state} {problem}; name the state folder of a server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

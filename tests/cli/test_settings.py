@@ -122,8 +122,8 @@ READING = (
 
 @pytest.mark.parametrize("command", [*READING, ("view",)], ids=" ".join)
 def test_a_named_state_folder_that_does_not_exist_is_an_error(shell: Shell, command: tuple[str, ...]) -> None:
-    message = "--state: nosuch does not exist; name the state folder of a server"
-    words = ("nosuch",) if command == ("view",) else ("--state", "nosuch")
+    option, words = ("STATE", ("nosuch",)) if command == ("view",) else ("--state", ("--state", "nosuch"))
+    message = f"{option}: nosuch does not exist; name the state folder of a server"
     status = 2 if command[0] == "replay" else 1
     assert shell.error(*command, *words, status=status) == message
     assert shell.error(*command, status=status, DECATHLON_STATE="nosuch") == message

@@ -307,7 +307,7 @@ def view(
     """
     folders = states or (default_state(),)
     for folder in folders:
-        check_state_folder(folder)
+        check_state_folder(folder, "STATE")
         if not folder.exists():
             raise SettingsError(f"no server has kept episodes in {folder}")
     return show_address(folders[0], port) if address else run_async(serve_view, folders, port, open)
