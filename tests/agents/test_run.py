@@ -425,7 +425,10 @@ def test_program_gets_no_variable_that_it_is_not_given(
         monkeypatch.setenv(name, f"value of {name}")
     options = ["--trust-command"] if trusted else NO_MODEL
     given = ("--env", "OPENAI_API_KEY", "--env", "MODE=fast=1", *options)
-    given += ("--list-withheld",) if lists else ()
+    if lists:
+        given += ("--list-withheld",)
+        for number in range(100):
+            monkeypatch.setenv(f"ANOTHER_{number}", "x")
     assert play(*given, words=("environment",)) == 0
     errors = capfd.readouterr().err
     environment = json.loads(next(line for line in errors.splitlines() if line.startswith("{")))

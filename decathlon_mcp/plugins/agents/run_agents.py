@@ -53,8 +53,6 @@ AGAIN_LABEL, WITHOUT_CALLS = "again", "without_calls"
 """The label of each episode that says which attempts of the same run were discarded to be played again."""
 LOCKS = "runs.lock"
 """A file in the state folder of which each run that plays has locked one byte."""
-MAX_WITHHELD = 60
-"""Names of variables in one message."""
 
 Attempts: TypeAlias = Mapping[str, Mapping[int, Result[Any]]]
 """The results of each task by the number of the attempt, from 0."""
@@ -468,9 +466,4 @@ def _report_withheld(names: Sequence[str], lists: bool) -> None:
     if not names:
         return
     count = f"{_number(len(names), 'variable')} withheld from the program; --env NAME gives it one"
-    if not lists:
-        report(f"{count}, --list-withheld names them")
-        return
-    shown = ", ".join(map(printed, names[:MAX_WITHHELD]))
-    more = f" and {len(names) - MAX_WITHHELD} more" if len(names) > MAX_WITHHELD else ""
-    report(f"{count}: {shown}{more}")
+    report(f"{count}: {', '.join(map(printed, names))}" if lists else f"{count}, --list-withheld names them")
