@@ -40,7 +40,8 @@ def test_the_default_settings_are_ready(shell: Shell) -> None:
     results = findings(shell, status=0)
     assert all(finding["ok"] for finding in results.values())
     assert {"python", "suite starter", "tasks", "host python3", "starter servers", "state"} <= set(results)
-    done = shell.run("doctor", "--port", "0")
+    # On one line, however long the path of this environment is.
+    done = shell.run("doctor", "--port", "0", COLUMNS="40")
     command = re.fullmatch(r"Ready: .* `(.*) serve` .*", done.stdout.splitlines()[-1])
     assert command is not None
     helped = subprocess.run(

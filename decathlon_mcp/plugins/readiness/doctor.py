@@ -108,11 +108,12 @@ async def print_findings(settings: Settings, host: str, port: int, as_json: bool
     if as_json:
         print_json({"ready": not problems, "findings": [result.to_json() for result in findings]})
     elif problems:
-        console.print(f"\nNot ready: {', '.join(result.what for result in problems)}")
+        console.print(f"\nNot ready: {', '.join(result.what for result in problems)}", soft_wrap=True)
     elif any(result.what == RUNNING for result in findings):
         console.print("\nReady: a server is running")
     else:
-        console.print(f"\nReady: start the server with `{this_command()} serve` and the same settings")
+        ready = f"\nReady: start the server with `{this_command()} serve` and the same settings"
+        console.print(ready, markup=False, soft_wrap=True)
     return 1 if problems else 0
 
 
