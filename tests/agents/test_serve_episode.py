@@ -40,6 +40,7 @@ def served(state: Path, *options: str) -> Generator[dict[str, str]]:
         try:
             warnings = ""
             while "grades it" not in (line_of_errors := process.stderr.readline().decode()):
+                assert line_of_errors, warnings
                 warnings += line_of_errors
             *_, grading, _ = line_of_errors.split("`")
             yield {**json.loads(line), "grading": grading, "warnings": warnings}
