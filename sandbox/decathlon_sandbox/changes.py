@@ -230,7 +230,7 @@ def _lines(path: str) -> list[str]:
     try:
         # Only line feeds end lines: the kernel writes other separators as they are in names.
         with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            return file.read().removesuffix("\n").split("\n")
+            return [line for line in file.read().split("\n") if line]
     except OSError:
         return []
 

@@ -19,8 +19,10 @@ TIMEOUT_SECONDS = 600
 
 
 def main(address: str, file: str) -> None:
-    for number, line in enumerate(Path(file).read_text("utf-8").strip().split("\n"), 1):
-        call(address, number, json.loads(line))
+    # Not `splitlines`, which also splits at characters that JSON allows in a string, such as U+2028.
+    for number, line in enumerate(Path(file).read_text("utf-8").split("\n"), 1):
+        if line.strip():
+            call(address, number, json.loads(line))
 
 
 def call(address: str, number: int, params: dict[str, object]) -> None:
