@@ -82,9 +82,11 @@ async def test_a_cancelled_call_is_cancelled_in_the_tool_and_the_episode_continu
     served: Served, address: AddressKind
 ) -> None:
     async with playing(served, "find-answer", address) as player:
+        await player.call("probe__echo", text="here")  # its server has started
         with anyio.move_on_after(1):
             await player.call("probe__sleep", seconds=30, note="first")
-        await player.call("probe__shell", command="until grep first cancelled.txt; do sleep 0.05; done")
+        command = "until grep first cancelled.txt; do sleep 0.05; done"
+        assert "first" in await player.text("probe__shell", command=command)
         assert await player.text("probe__echo", text="still here") == "still here"
 
 

@@ -132,7 +132,7 @@ async def test_failure_of_bubblewrap_is_reported(
     monkeypatch.setattr(bubblewrap_command, "PROGRAM", "no-such-program")
     async with bubblewrap.create_second() as provider:
         (found,) = await provider.check(bubblewrap.image)
-        assert "apt-get install bubblewrap" in found.detail
+        assert "apt-get install bubblewrap" in found.cure
 
 
 async def assert_failure_is_reported(bubblewrap: Bench) -> None:
