@@ -129,12 +129,14 @@ async def capture_workspace(
     if measures:
         measured = scratch / _MEASURED_FILE
         try:
-            await anyio.Path(measured).unlink(missing_ok=True)
-            await anyio.Path(measured).symlink_to(os.devnull)
+            measured.unlink(missing_ok=True)  # of a server that was killed
+            measured.symlink_to(os.devnull)
             await _copy(sandbox, folder, measured, limit_bytes)
         except OSError as error:
             if not is_full(error):
                 raise
+        finally:
+            measured.unlink(missing_ok=True)
     raise DiskFullError(message)
 
 

@@ -19,6 +19,7 @@ from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.episodes.call import check_operation
 from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.state import NOT_READY
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyReader
@@ -59,6 +60,7 @@ from decathlon_mcp.protocol.responses import (
     Connection,
     HttpRequest,
     event_frame,
+    note_client_gone,
     send_body,
     send_event_head,
     send_whole,
@@ -360,16 +362,11 @@ class McpEndpoints:
         scope, _, send = context.http
         connection: Connection = scope[CONNECTION_KEY]
         lines = LineServer(self._services[context.address.kind], write, lambda: context, session, connection)
-        hold = None if context.access is None else context.access.episode.lease.acquire()
-        is_sent = False
-
-        def leave() -> None:
-            if hold is None:
-                context.abandon()
-            else:
-                hold.release(answered=False)
-
-        connection.watch(leave)
+        hold, waits, is_sent = None, False, False
+        if context.access is not None:
+            hold = context.access.episode.lease.acquire()
+            waits = context.access.episode.state.phase in NOT_READY
+        connection.watch(partial(note_client_gone, context, hold, waits=waits))
         try:
             answer = await (await lines.begin_batch(items))()
             if not await connection.is_gone():
@@ -378,10 +375,10 @@ class McpEndpoints:
         finally:
             connection.on_lost = None
             lines.end_batch(handed_over=is_sent)
-            if not is_sent:
-                leave()
-            elif hold is not None:
-                hold.release()
+            if hold is not None:
+                hold.release(answered=is_sent)
+            elif not is_sent and not context.abandoned:
+                context.abandon()
 
     # streams
 

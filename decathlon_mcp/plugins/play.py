@@ -20,7 +20,7 @@ from decathlon_client.script import ScriptError, play_script, read_script
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.console import ScriptConsole, reporting_absence, server_answers
 from decathlon_mcp.cli.options import ADDRESS, PLAY_DEFAULTS, PlaySettings, names_server, run_async
-from decathlon_mcp.cli.output import print_json
+from decathlon_mcp.cli.output import print_json, this_command
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.serve import ListenAddress, serve_at
 from decathlon_mcp.cli.usage import report
@@ -89,7 +89,7 @@ async def _open_page(url: str | None, path: str) -> int:
     sys.stdout.write(f"{page}\n")
     if not await server_answers(root):
         # A browser may reach it by a proxy that this program does not use.
-        report(f"no server answers at {root}; `decathlon-mcp serve` starts one")
+        report(f"no server answers at {root}; `{this_command()} serve` starts one")
     await anyio.to_thread.run_sync(_open_browser, page)
     return 0
 

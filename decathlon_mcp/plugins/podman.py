@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from decathlon_mcp.archives.writing import empty_archive, save
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.docker.checks import check_disk
-from decathlon_mcp.plugins.docker.engine import FOLDER_BIT, Absence, Api, Engine, followed
+from decathlon_mcp.plugins.docker.engine import FOLDER_BIT, Api, Engine, NoAnswerTexts, followed
 from decathlon_mcp.plugins.docker.provider import DockerProvider, EngineInventory, engine_inventory
 from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.base import Finding, finding
@@ -61,7 +61,7 @@ class PodmanProvider(DockerProvider):
         self, owner: str, *, socket: str | None = None, network: str = OWN_STACK, at_once: int = 4
     ) -> None:
         address = f"unix://{socket or default_socket()}"
-        engine = Engine(address, api_version=API_VERSION, absence=no_podman())
+        engine = Engine(address, api_version=API_VERSION, no_answer=no_podman())
         super().__init__(owner, network=network, at_once=at_once, engine=engine)
 
     def check_engine(self, api: Api) -> list[Finding]:
@@ -96,11 +96,11 @@ def default_socket() -> str:
     return f"{runtime}/podman/podman.sock"
 
 
-def no_podman() -> Absence:
-    """What this user can do where no Podman service answers."""
+def no_podman() -> NoAnswerTexts:
+    """The texts of the error if no Podman service answers this user."""
     systemctl = "systemctl" if os.geteuid() == 0 else "systemctl --user"
     other = "name another socket with --provider-option socket=PATH"
-    return Absence(
+    return NoAnswerTexts(
         "no Podman service answers at",
         f"start it (`{systemctl} enable --now podman.socket`; on Debian: apt-get install podman), or {other}",
         f"this user may not use it: {other}, or run as its owner",

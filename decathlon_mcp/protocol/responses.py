@@ -193,10 +193,7 @@ class HttpRequest(Request):
         """The client is gone before it has the answer."""
         if self._is_answering:
             return
-        if self._hold is None:
-            self.context.abandon()
-        elif self._hold.release(answered=False) and self._waits and self.context.access is not None:
-            self.context.access.episode.lease.lose_client(until_ready=True)
+        note_client_gone(self.context, self._hold, waits=self._waits)
         if self.session is None:
             self._scope.cancel()
         elif self._resumed is not None and any(
@@ -309,6 +306,17 @@ async def send_event_head(send: Send, session: Session | None) -> None:
     """Send the head of a response that is a stream of events."""
     headers = [*_EVENT_STREAM_HEADERS, *_session_header(session)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def note_client_gone(context: RequestContext, hold: Hold | None, *, waits: bool) -> None:
+    """The client of a response is gone: end what it started, or its hold of an episode.
+
+    `waits`: whether the episode was not ready when the request came.
+    """
+    if hold is None:
+        context.abandon()
+    elif hold.release(answered=False) and waits and context.access is not None:
+        context.access.episode.lease.lose_client(until_ready=True)
 
 
 async def send_whole(

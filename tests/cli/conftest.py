@@ -62,6 +62,18 @@ class Shell:
         assert line.startswith("decathlon-mcp: ")
         return line.removeprefix("decathlon-mcp: ")
 
+    def check_printed(self, command: str) -> None:
+        """Assert that a shell finds a command as it was printed."""
+        helped = subprocess.run(
+            f"{command} --help",
+            shell=True,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            check=False,
+        )
+        assert helped.returncode == 0, helped
+
 
 def _main(arguments: Sequence[str]) -> None:
     """As `python -m decathlon_mcp.cli`, with the folder and the environment of this process."""

@@ -99,7 +99,7 @@ def report_isolation(d: Decathlon, tasks: Iterable[str]) -> None:
     suites = sorted({registry.catalogue.entry(task)[0].name for task in tasks})
     for suite in suites:
         if registry.factory(suite).provider.isolation == "none":
-            danger = "what an agent runs there can do whatever you can; `decathlon-mcp doctor` says why"
+            danger = f"what an agent runs there can do whatever you can; `{this_command()} doctor` says why"
             report(f"the sandboxes of the suite {suite} isolate nothing: {danger}")
 
 

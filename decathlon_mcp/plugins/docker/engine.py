@@ -201,17 +201,18 @@ def raise_api_error(response: Response) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
-    """What to say where no engine answers."""
+class NoAnswerTexts:
+    """The texts of the error if no engine answers."""
 
     message: str
-    """Ends before the engine's address."""
+    """The error's first words, before the engine's address."""
     cure: str
-    if_refused: str
-    """The cure if this user may not open its socket."""
+    """What to do."""
+    cure_if_refused: str
+    """What to do if this user may not open the engine's socket."""
 
 
-NO_DOCKER = Absence(
+NO_DOCKER = NoAnswerTexts(
     "no Docker engine answers at",
     "start one (on Debian: apt-get install docker.io), or set DOCKER_HOST to its address",
     "this user may not use it: join the group docker, or run as root",
@@ -222,15 +223,15 @@ class Engine:
     """Sends requests to one engine. Connects at the first request, and tries again after a failure.
 
     `address` as in DOCKER_HOST, which is the default. `api_version` is asked from the engine unless it is
-    given. `absence`: what is said where no engine answers.
+    given. `no_answer`: the texts of the error if no engine answers.
     """
 
     def __init__(
-        self, address: str | None = None, *, api_version: str = "auto", absence: Absence = NO_DOCKER
+        self, address: str | None = None, *, api_version: str = "auto", no_answer: NoAnswerTexts = NO_DOCKER
     ) -> None:
         self.address = address or engine_address()
         self._api_version = api_version
-        self._absence = absence
+        self._no_answer = no_answer
         self._threads = CapacityLimiter(THREADS)
         self._connecting = anyio.Lock()
         self._api: Api | None = None
@@ -339,7 +340,7 @@ class Engine:
     def _unavailable(self, error: Exception) -> ProviderUnavailableError:
         cause = _system_error(error)
         is_refused = isinstance(cause, PermissionError)
-        cure = self._absence.if_refused if is_refused else self._absence.cure
+        cure = self._no_answer.cure_if_refused if is_refused else self._no_answer.cure
         reason = getattr(cause, "strerror", None)
         if reason is None and isinstance(cause, TimeoutError | Timeout):
             reason = "no answer in time"
@@ -348,7 +349,7 @@ class Engine:
             _log.warning("The engine did not answer as expected", extra=fields(why=_line(str(cause))))
             reason = type(cause).__name__
         return ProviderUnavailableError(
-            f"{self._absence.message} {self.address} ({reason}); {cure}",
+            f"{self._no_answer.message} {self.address} ({reason}); {cure}",
             where=self.address,
             cure=cure,
         )

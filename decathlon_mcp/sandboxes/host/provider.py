@@ -315,7 +315,7 @@ class HostProvider(BaseProvider):
             except DecathlonError as error:
                 message = ": ".join([error.message, *getattr(error, "__notes__", ())])
                 cure = image_cure(error, message) if image or self.kernel else f"{cure_of(message)}; {PLAIN}"
-                # Not what to install twice.
+                # The cure names what to install; the message need not name it too.
                 problem, _, program = message.partition(": install ")
                 detail = problem if program and f"install {program}" in cure else message
                 findings.append(Finding("sandbox", False, detail, cure))
