@@ -18,7 +18,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 import anyio
@@ -68,6 +68,12 @@ DELETE_SECONDS = 5.0
 RECONNECT_SECONDS = 2.0
 """Delay before the session's GET stream is opened again: a server waits 120 s for it by default."""
 ERROR_TEXT_CHARACTERS = 500
+BYTE_ORDER_MARK = "\ufeff"
+"""Some programs begin their output with it."""
+BATCH_VERSION = "2025-03-26"
+"""The only revision with batches."""
+MAX_BATCH = 100
+"""Messages in one batch, as the server takes."""
 MAX_TOOLS = 10_000
 """Number of tools beyond which the name of a tool that was not listed is not remembered."""
 NO_SERVER = -32000
@@ -205,11 +211,30 @@ class Bridge:
     async def _take(self, line: str, tasks: TaskGroup) -> bool:
         """Relay one line. False: stdin ended before `initialize` was answered."""
         try:
-            message: JsonObject = json.loads(line)
-            jsonrpc_message_adapter.validate_python(message, by_name=False)
+            content: Any = json.loads(line.removeprefix(BYTE_ORDER_MARK))
         except (ValueError, RecursionError):
-            await self._write(_error(None, types.PARSE_ERROR, "not a JSON-RPC message"))
+            content = None
+        if not isinstance(content, list):
+            return await self._take_message(content, tasks)
+        items = cast("list[Any]", content)
+        if self._version == BATCH_VERSION and 1 <= len(items) <= MAX_BATCH:
+            # Answered one by one, as its revision allows: then each can be sent again.
+            return all([await self._take_message(item, tasks) for item in items])
+        ids = [number for item in items[:MAX_BATCH] if (number := _id_of(item)) is not None]
+        for number in ids or [None]:
+            text = f"a batch has 1 to {MAX_BATCH} messages and is of revision {BATCH_VERSION}"
+            await self._write(_error(number, types.INVALID_REQUEST, text))
+        return True
+
+    async def _take_message(self, content: Any, tasks: TaskGroup) -> bool:
+        """As `_take`, for one message."""
+        try:
+            jsonrpc_message_adapter.validate_python(content, by_name=False)
+        except (ValueError, RecursionError):
+            # Under its id where it has one: its client waits for an answer.
+            await self._write(_error(_id_of(content), types.PARSE_ERROR, "not a JSON-RPC message"))
             return True
+        message: JsonObject = content
         method, params = message.get("method"), as_object(message.get("params")) or {}
         if method is None or message.get("id") is None:
             if method == CANCELLED:
@@ -486,6 +511,13 @@ def _sendable(headers: Mapping[str, str | None]) -> dict[str, str]:
     return {
         name: value for name, value in headers.items() if value and value.isascii() and value.isprintable()
     }
+
+
+def _id_of(content: object) -> int | str | None:
+    """The id of what is perhaps a request; None if it is none, or has none that an answer can have."""
+    message = as_object(content) or {}
+    number: object = message.get("id") if "method" in message else None
+    return number if isinstance(number, str) or type(number) is int else None
 
 
 def _meta(message: JsonObject) -> JsonObject:

@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -107,6 +107,7 @@ class ChildServer:
                     cwd=cwd,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the server
                 )
+            _open.add(self)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -131,10 +132,24 @@ class ChildServer:
 
     def close(self) -> None:
         """End the server: its episodes are closed; claimed attempts are graded within `drain_seconds`."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        with suppress(OSError):  # it has ended
+            # The end alone does not come while a fork without Python's hooks has the pipe too.
+            self._stdin.write(b"\n")
+            self._stdin.flush()
+        self.leave()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def leave(self) -> None:
+        """Close the pipe whose end ends the server."""
+        _open.discard(self)
+        with suppress(OSError):
+            self._stdin.close()
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
 
 
 @asynccontextmanager
@@ -175,6 +190,20 @@ class ChildEndpoint(HttpEndpoint):
 
 _of_process: dict[tuple[object, ...], ChildServer] = {}
 _starting = threading.Lock()
+_open: set[ChildServer] = set()
+"""The servers of this process that it has not closed."""
+
+
+def _after_fork() -> None:
+    """In a fork: its parent's servers end with the parent, and no thread of the parent's has the lock."""
+    global _starting  # noqa: PLW0603
+    _starting = threading.Lock()
+    for server in [*_open]:
+        server.leave()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def server_of_this_process(

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 import anyio
 
@@ -93,6 +94,8 @@ class Admission:
         self._max_queue = max_queue
         self._queue: list[Ticket] = []
         self._active: set[Ticket] = set()
+        self._order: dict[Ticket, tuple[int, int]] | None = None
+        """See `_fair_order`; None after each change of the queue or of what is active."""
         self.opening = anyio.CapacityLimiter(max_opening)
         """Hold it while the provider creates an agent's sandbox, and nothing longer."""
         self.opening_graders = anyio.CapacityLimiter(max_opening)
@@ -151,6 +154,7 @@ class Admission:
         ):
             reason = ticket.waiting_for
             self._queue.remove(ticket)
+            self._order = None
             seconds = round(random.uniform(*RETRY_SECONDS), 1)
             details = f" ({task} for {reason})" if shared and reason else ""
             used, share = self._used_by(token), self._share(token, self.max_sandboxes)
@@ -177,7 +181,7 @@ class Admission:
 
         It takes its place even if the limits are lower now. `slots` None: it was in the queue.
         """
-        ticket = Ticket(self, task, shared, token)
+        ticket, self._order = Ticket(self, task, shared, token), None
         if slots is None:
             self._queue.append(ticket)
             self._admit()
@@ -205,17 +209,19 @@ class Admission:
         if ticket in self._queue:
             self._queue.remove(ticket)
         self._active.discard(ticket)
+        self._order = None
         self._admit()
 
     def waiting_for(self, ticket: Ticket) -> str | None:
         """See `Ticket.waiting_for`."""
-        if ticket not in self._queue:
-            return None
         order = self._fair_order()
-        earlier = order[: order.index(ticket)]
+        if ticket not in order:
+            return None
+        earlier, own = order[ticket]
         for shared in ticket.shared:
             users = [other for other in self._active if shared.key in other.slots]
-            ahead = [other for other in earlier if any(shared.key == its.key for its in other.shared)]
+            before = islice(order, earlier)
+            ahead = [other for other in before if any(shared.key == its.key for its in other.shared)]
             if users and len(users) + len(ahead) >= len(shared.slots):
                 names = sorted({user.task for user in users})
                 waiting = f", and {len(ahead)} more before this one" if ahead else ""
@@ -223,14 +229,13 @@ class Admission:
                 return f"{shared.name}, which {' and '.join(names)} {has}{waiting}"
         used, share = self._used_by(ticket.token), self._share(ticket.token, self.max_sandboxes)
         if used >= share and len(self._active) < self.max_sandboxes:
-            own = sum(other.token == ticket.token for other in earlier)
             return (
                 f"a sandbox of its token's share: {used} of {share} are in use, "
                 f"and {own} episodes of the token wait before this one"
             )
         return (
             f"a sandbox: {len(self._active)} of {self.max_sandboxes} are in use{self._describe_room()}, "
-            f"and {len(earlier)} episodes wait before this one"
+            f"and {earlier} episodes wait before this one"
         )
 
     def _describe_room(self) -> str:
@@ -243,6 +248,7 @@ class Admission:
         while self._queue and len(self._active) < self.max_sandboxes and (ticket := self._next()) is not None:
             self._queue.remove(ticket)
             self._active.add(ticket)
+            self._order = None
             ticket.admitted.set()
         if self._queue and self.max_sandboxes < self._max_sandboxes:
             # Connections that close make room, and nothing says so.
@@ -270,15 +276,22 @@ class Admission:
                 return ticket
         return None
 
-    def _fair_order(self) -> list[Ticket]:
-        """The queue: tickets of the token with the fewest places first, each token's in order of arrival."""
-        active_by_token = Counter(ticket.token for ticket in self._active)
-        ahead: Counter[str | None] = Counter()
-        ranks: dict[Ticket, int] = {}
-        for ticket in self._queue:
-            ranks[ticket] = active_by_token[ticket.token] + ahead[ticket.token]
-            ahead[ticket.token] += 1
-        return sorted(self._queue, key=ranks.__getitem__)
+    def _fair_order(self) -> Mapping[Ticket, tuple[int, int]]:
+        """The queue: tickets of the token with the fewest places first, each token's in order of arrival.
+
+        Each with how many come before it, in all and of its own token.
+        """
+        # Kept until something changes: lists, and the page each second, ask for every ticket of the queue.
+        if self._order is None:
+            active_by_token = Counter(ticket.token for ticket in self._active)
+            ahead: Counter[str | None] = Counter()
+            own: dict[Ticket, int] = {}
+            for ticket in self._queue:
+                own[ticket] = ahead[ticket.token]
+                ahead[ticket.token] += 1
+            order = sorted(own, key=lambda ticket: active_by_token[ticket.token] + own[ticket])
+            self._order = {ticket: (place, own[ticket]) for place, ticket in enumerate(order)}
+        return self._order
 
     def _used_by(self, token: str | None) -> int:
         return sum(ticket.token == token for ticket in self._active)

@@ -259,7 +259,7 @@ class Lobby(Service):
         try:
             tools = await list_tools(access, request)
         except BaseException:
-            if request.operation is None:
+            if request.operation is None and not request.is_replaced:
                 # The client does not get a handle, so nobody could use or close the episode.
                 access.episode.close()
             raise

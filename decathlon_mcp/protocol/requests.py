@@ -185,6 +185,8 @@ class Request(Waiter, ABC):
     """The name and the arguments of a call."""
     can_stream = True
     """Whether notifications can be sent before the result."""
+    is_replaced = False
+    """Whether it ended because its connection broke, while another request waits for the same answer."""
     _request_keys: RequestKeys | None = None
     _progress = 0.0
     """The progress that was reported last."""

@@ -200,6 +200,7 @@ class HttpRequest(Request):
             other is not self and other.event_key == self.event_key for other in self.session.requests
         ):
             # A client that comes back again and again would leave a request each time.
+            self.is_replaced = True
             self._scope.cancel()
 
     async def is_gone(self) -> bool:

@@ -343,11 +343,19 @@ async def serve_stdio(
     """`serve_lines` over a socket with this process's input, and stdout."""
     reader, writer = await asyncio.open_connection(sock=stdin, limit=MAX_LINE_BYTES)
     with _stdout() as output:
-
-        async def write(line: bytes) -> None:
-            await anyio.to_thread.run_sync(_write_all, output, line + b"\n", abandon_on_cancel=True)
-
         async with background_tasks() as tasks:
+            is_written = anyio.Event()
+            is_written.set()
+
+            async def write(line: bytes) -> None:
+                nonlocal is_written
+                # One whose request was cancelled is written to its end: the next one would break it.
+                await is_written.wait()
+                is_written, faults = anyio.Event(), list[OSError]()
+                tasks.start_soon(_write_line, output, line, faults, is_written)
+                await is_written.wait()
+                if faults:
+                    raise faults[0]
 
             def watch(server: LineServer) -> None:
                 tasks.start_soon(_watch_reader, reader, output, server)
@@ -382,6 +390,15 @@ def _stdout() -> Generator[int]:
         sys.stdout.flush()
         os.dup2(output, 1)
         os.close(output)
+
+
+async def _write_line(output: int, line: bytes, faults: list[OSError], is_written: anyio.Event) -> None:
+    try:
+        await anyio.to_thread.run_sync(_write_all, output, line + b"\n", abandon_on_cancel=True)
+    except OSError as error:
+        faults.append(error)
+    finally:
+        is_written.set()
 
 
 def _write_all(output: int, data: bytes) -> None:

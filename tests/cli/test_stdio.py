@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
+import termios
+import time
+from array import array
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +23,8 @@ from tests.probe.serving import SUITE
 pytestmark = pytest.mark.slow
 
 
+PIPE_BYTES = 1 << 16
+"""What a pipe has room for."""
 INITIALIZE = {
     "method": "initialize",
     "params": {
@@ -102,3 +108,28 @@ def test_the_end_of_stdin_or_a_signal_ends_the_process_and_its_sandbox(shell: Sh
             pipe.process.send_signal(signal.Signals[end])
         assert pipe.process.wait(30) == 0
         assert processes_marked(pipe.state) == []
+
+
+def test_line_of_a_request_that_is_cancelled_is_written_to_its_end(shell: Shell) -> None:
+    def wait_until_full(pipe: Pipe) -> None:
+        """Until the server waits for its client to read."""
+        unread = array("i", [0])
+        while unread[0] < PIPE_BYTES:
+            time.sleep(0.05)
+            fcntl.ioctl(pipe.stdout, termios.FIONREAD, unread)
+
+    with start_pipe(shell, "--task", "find-answer") as pipe:
+        pipe.request(INITIALIZE)
+        assert pipe.call("probe__echo", text="ready")["content"][0]["text"] == "ready"
+        # More than a pipe has room for; then other lines wait too.
+        arguments = {"to": 1, "message": "m" * 3 * PIPE_BYTES}
+        params = {"name": "probe__count", "arguments": arguments, "_meta": {"progressToken": 1}}
+        pipe.send({"id": "counted", "method": "tools/call", "params": params})
+        wait_until_full(pipe)
+        pipe.send({"method": "notifications/cancelled", "params": {"requestId": "counted"}})
+        for number in range(3):
+            pipe.send({"id": f"after {number}", "method": "ping"})
+        time.sleep(1)  # for the answers to wait too
+        messages = [json.loads(pipe.stdout.readline()) for _ in range(4)]
+        assert messages[0]["params"]["message"] == arguments["message"]
+        assert {message.get("id") for message in messages[1:]} == {f"after {number}" for number in range(3)}

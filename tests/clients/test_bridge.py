@@ -157,6 +157,38 @@ async def test_rude_lines_end_neither_the_bridge_nor_the_stdio_server(
         assert await process.wait() == 0
 
 
+@pytest.mark.parametrize("version", ["2025-03-26", "2025-11-25"])
+async def test_each_request_of_a_batch_and_each_that_is_no_message_is_answered(
+    version: str, shell: Shell, served: Served
+) -> None:
+    batch = [{"jsonrpc": "2.0", "id": number, "method": "ping"} for number in ("a", "b")]
+    lines = [
+        b"\xef\xbb\xbf" + initialize(1, version),
+        line({"method": "notifications/initialized"}),
+        json.dumps([*batch, {"jsonrpc": "2.0", "method": "notifications/none"}]).encode() + b"\n",
+        b'{"id":"c","method":"ping"}\n',
+        b'{"jsonrpc":"2.0","id":"d","result":5}\n',
+        line({"id": "e", "method": "ping"}),
+    ]
+    async with await anyio.open_process(
+        [*COMMAND, "stdio", "--url", served.url], env=shell.environment, cwd=shell.folder
+    ) as bridge:
+        assert bridge.stdin
+        assert bridge.stdout
+        await bridge.stdin.send(b"".join(lines))
+        output = b""
+        with anyio.fail_after(30):
+            while len(output.splitlines()) < 6 or not output.endswith(b"\n"):
+                output += await bridge.stdout.receive()
+        await bridge.stdin.aclose()
+        assert await bridge.wait() == 0
+    answers = {answer["id"]: answer for answer in map(json.loads, output.splitlines())}
+    assert set(answers) == {1, "a", "b", "c", "e", None}
+    assert "result" in answers["e"]
+    assert {"result" in answers[number] for number in ("a", "b")} == {version == "2025-03-26"}
+    assert answers["c"]["error"]["code"] == types.PARSE_ERROR
+
+
 @pytest.mark.parametrize("end", ["SIGTERM", "eof"])
 async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_episode(
     end: str, shell: Shell, served: Served
@@ -453,7 +485,7 @@ def line(message: dict[str, Any]) -> bytes:
     return json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
 
 
-def initialize(number: int) -> bytes:
+def initialize(number: int, version: str = "2025-11-25") -> bytes:
     client = {"name": "test", "version": "1"}
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": client}
     return line({"id": number, "method": "initialize", "params": params})

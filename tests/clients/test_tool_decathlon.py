@@ -101,6 +101,44 @@ def test_a_server_that_does_not_start_shows_its_reason(tmp_path: Path) -> None:
         server_of_this_process(PROGRAM, [str(tmp_path / "nowhere")], {"state": tmp_path / "state"})
 
 
+FORKS = """
+import os, signal, sys, threading, time
+from decathlon_client import local_server
+from decathlon_client.local_server import server_of_this_process
+
+folder, suite = sys.argv[1:]
+
+def start(name):
+    settings = {"state": f"{folder}/{name}", "provider": "host", "isolation": "none"}
+    server_of_this_process(None, (suite,), settings)
+
+thread = threading.Thread(target=start, args=("parents",))
+thread.start()
+while not local_server._starting.locked():
+    time.sleep(0.01)
+reading, writing = os.pipe()
+if (fork := os.fork()) == 0:
+    start("forks")
+    os.write(writing, b"1")
+    time.sleep(600)
+thread.join()
+os.read(reading, 1)
+for server in local_server._of_process.values():
+    server.close()
+os.kill(fork, signal.SIGKILL)
+"""
+"""A process that forks while it starts a server, and closes the server while the fork lives."""
+
+
+@pytest.mark.slow
+async def test_a_fork_during_a_start_starts_its_own_server_and_does_not_keep_its_parents(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", FORKS, str(tmp_path), str(SUITE)]
+    with anyio.fail_after(100):
+        await anyio.run_process(command)
+
+
 @pytest.fixture
 def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has started a server of its own and prints its URL twice."""

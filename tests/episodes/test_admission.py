@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from decathlon_mcp.episodes.admission import Admission, Ticket, share_of
@@ -118,3 +120,13 @@ async def test_a_token_that_waits_for_its_share_keeps_no_account_from_others() -
 )
 async def test_a_share_is_at_least_one_place(total: int, share: float, expected: int) -> None:
     assert share_of(total, share) == expected
+
+
+async def test_what_thousands_wait_for_is_told_in_a_moment() -> None:
+    admission = new_admission(sandboxes=2, queue=6_000)
+    tickets = [admission.reserve("task", token=f"token {number % 3}") for number in range(3_000)]
+    started_at = time.thread_time()
+    reasons = [ticket.waiting_for for ticket in tickets]
+    # A list of episodes asks twice, in the event loop. It took some seconds.
+    assert time.thread_time() - started_at < 1
+    assert sum(reason is not None for reason in reasons) == 2_998

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,26 @@ async def test_answers_at_the_lobby_are_made_again_after_a_restart(
                 assert answer == first
         assert gate.calls == 2
         assert len(server.registry.live) == 1
+
+
+async def test_client_that_comes_back_twice_for_a_started_episode_does_not_end_it(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    set_up = SetUp()
+    async with restartable(tmp_path, FakeProvider(tools=TOOLS, run=set_up)) as server:
+        lobby = await RawSession.open(http, server.served.lobby)
+        async with lobby.calling("start_episode", task="made-answer") as (_, lines):
+            await set_up.begun.wait()
+        event_id = lines[0].removeprefix("id: ")
+        (episode,) = server.registry.live
+        async with lobby.resuming(event_id):
+            pass
+        # The second request that came back has ended: the first one still waits for the episode.
+        await until(lambda: episode.lease.deadline < math.inf)
+        async with lobby.resuming(event_id) as coming:
+            set_up.over.set()
+            assert any([line.startswith('data: {"jsonrpc":"2.0","id":7,"result"') async for line in coming])
+        assert episode.state.phase is Phase.READY
 
 
 async def test_event_ids_give_no_access_to_other_episodes(tmp_path: Path, http: httpx2.AsyncClient) -> None:

@@ -73,7 +73,7 @@ def count(arguments, meta):
                 progressToken=meta["progressToken"],
                 progress=number,
                 total=to,
-                message=f"at {number}",
+                message=arguments.get("message", f"at {number}"),
             )
         time.sleep(arguments.get("pause", 0))
     return text(f"counted to {to}")
