@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -67,7 +67,7 @@ MAX_READERS = 2
 class Branches(EpisodeHooks):
     """Saves the states of a server's episodes, and begins its branches."""
 
-    def __init__(self, states: SavedStates, prepared: PreparedTasks) -> None:
+    def __init__(self, states: SavedStates, prepared: PreparedTasks | None) -> None:
         self._states = states
         self._prepared = prepared
         self._readers = anyio.CapacityLimiter(MAX_READERS)
@@ -87,7 +87,7 @@ class Branches(EpisodeHooks):
         """A branch begins with the nearest state that was saved, and makes the calls after it again."""
         branch = Branch.of(start.episode.spec)
         if branch is None:
-            return await self._prepared.begin(start, following)
+            return await self._set_up(start, following)
         note_branch(start.episode)
         source, agent, copied = start.folder_of(branch.episode), None, 0
         if source is not None:
@@ -96,15 +96,22 @@ class Branches(EpisodeHooks):
                 agent = await begin_as_copy(start, state, exact=state.at == branch.at)
                 copied = 0 if agent is None else state.at
         if agent is None:
-            agent = await self._prepared.begin(start, following)
+            agent = await self._set_up(start, following)
         await play_again(start.episode, branch, agent.open_session, source, copied=copied)
         return agent
 
+    async def _set_up(self, start: Start, following: Following) -> AgentSandbox:
+        return await (following() if self._prepared is None else self._prepared.begin(start, following))
+
     def acting(self, start: Start, agent: AgentSandbox) -> AbstractAsyncContextManager[object]:
         """States can be saved while the agent acts."""
+        episode = start.episode
+        # Most providers save nothing, and then an episode pays nothing for it.
+        if snapshots_of(episode.sandbox_factory.provider) is None:
+            return nullcontext()
         assert agent.driver is not None
-        task_folder_archive = start.task_folder_archive if start.episode.records.progress.sealed else None
-        return self.snapshots(start.episode).saving(agent.sandbox, agent.driver, task_folder_archive)
+        task_folder_archive = start.task_folder_archive if episode.records.progress.sealed else None
+        return self.snapshots(episode).saving(agent.sandbox, agent.driver, task_folder_archive)
 
     def snapshots(self, episode: Episode) -> EpisodeSnapshots:
         """What saves the states of this episode."""
@@ -153,7 +160,7 @@ def create(settings: Settings, options: RegistryOptions, factories: Mapping[str,
         kept=configured.snapshots_kept,
         disk=options.disk,
     )
-    prepared = PreparedTasks(options.scratch / PREPARED_FOLDER, states, are_saved=configured.prepared)
+    prepared = PreparedTasks(options.scratch / PREPARED_FOLDER, states) if configured.prepared else None
     return Branches(states, prepared)
 
 
