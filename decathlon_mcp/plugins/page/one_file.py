@@ -93,7 +93,7 @@ class _Filter(HTMLParser):
         kept = "".join(
             f' {key}="{escape(value or "")}"'
             for key, value in attrs
-            if key not in ("href", "rel") and not key.startswith("data-")
+            if key != "href" and not key.startswith("data-")
         )
         self.output.append(f"<{name}{kept}{more}>")
         if tag in VOID_TAGS:
