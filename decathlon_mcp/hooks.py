@@ -103,9 +103,6 @@ class Plugin:
     """Functions that make the `Release` of a checkout, by the name of its profile; they block."""
     suites: Sequence[str] = ()
     """Functions that make the `SuiteHooks` of a suite, which they get; None without any."""
-    saved_states: Sequence[str] = ()
-    """Functions that remove what is saved of ended episodes. They get the folder of all episodes and,
-    by name, whether it is a `dry_run`; they return how many there were."""
 
 
 CORE = Plugin(

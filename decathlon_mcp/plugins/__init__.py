@@ -46,7 +46,6 @@ PLUGINS = (
             "decathlon_mcp.plugins.branches.branches:StartOrBranchEpisode",
             "decathlon_mcp.plugins.branches.branches:SnapshotEpisode",
         ),
-        saved_states=("decathlon_mcp.plugins.branches.states:remove_states_of_ended",),
     ),
     # Servers on all nodes of a Ray cluster, behind one address. Ray Serve imports `cluster.ray:app`.
     Plugin(name="cluster", routes=("decathlon_mcp.plugins.cluster.held_episodes:create",)),

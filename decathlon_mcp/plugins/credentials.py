@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from cyclopts import Parameter
 
 from decathlon_mcp.cli.options import StateFolder
@@ -136,7 +135,7 @@ class BadSignatureError(Exception):
 
 
 def read_key(encoded: bytes) -> PublicKey:
-    """Parse a public key: the JSON that a server publishes, base64, 64 hexadecimal digits, or PEM.
+    """Parse a public key: the JSON that a server publishes, base64, or 64 hexadecimal digits.
 
     Raises ValueError for anything else.
     """
@@ -144,8 +143,8 @@ def read_key(encoded: bytes) -> PublicKey:
     try:
         if text.startswith("{"):
             text = str((as_object(json.loads(text)) or {}).get("key"))
-        raw = _from_pem(encoded) if text.startswith("-----") else _from_text(text)
-    except (ValueError, RecursionError, UnsupportedAlgorithm):
+        raw = bytes.fromhex(text) if _HEX.fullmatch(text) else b64decode(text, validate=True)
+    except (ValueError, RecursionError):
         raw = b""
     if len(raw) != 32:
         raise ValueError("not an Ed25519 public key")
@@ -327,12 +326,3 @@ def _from_base64(text: object) -> bytes:
     if b64encode(value).decode() != text:
         raise ValueError("not canonical base64")
     return value
-
-
-def _from_pem(pem: bytes) -> bytes:
-    key = load_pem_public_key(pem)
-    return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else b""
-
-
-def _from_text(text: str) -> bytes:
-    return bytes.fromhex(text) if _HEX.fullmatch(text) else b64decode(text, validate=True)

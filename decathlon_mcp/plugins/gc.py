@@ -26,7 +26,8 @@ from decathlon_mcp.cli.options import Flag, StateFolder, run_async
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
-from decathlon_mcp.hooks import load, plugins, providers
+from decathlon_mcp.hooks import providers
+from decathlon_mcp.plugins.branches.states import remove_states_of_ended
 from decathlon_mcp.plugins.retention import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.sandboxes.plugins import Inventory, load_provider
 from decathlon_mcp.settings import default_state
@@ -120,10 +121,9 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
     report.tools = await anyio.to_thread.run_sync(
         partial(remove_unnamed_tools, state, time.time() - RECENT_SECONDS, dry_run=dry_run)
     )
-    for part in (part for plugin in plugins() for part in plugin.saved_states):
-        report.states += await anyio.to_thread.run_sync(
-            partial(load(part), state / "episodes", dry_run=dry_run)
-        )
+    report.states = await anyio.to_thread.run_sync(
+        partial(remove_states_of_ended, state / "episodes", dry_run=dry_run)
+    )
     if as_json:
         print_json({"dry_run": dry_run, **asdict(report)})
     else:

@@ -65,7 +65,7 @@ async def _delete_for_ever(store: Store, state: Path, keep_days: float) -> None:
 
 
 async def delete_old_episodes(
-    store: Store | None, folder: Path, keep_days: float, *, limit: int = MAX_PER_ROUND
+    store: Store, folder: Path, keep_days: float, *, limit: int = MAX_PER_ROUND
 ) -> int:
     """Delete the files of episodes that ended more than `keep_days` ago; returns the number of episodes.
 
@@ -76,12 +76,11 @@ async def delete_old_episodes(
     """
     before = time.time() - keep_days * DAY_SECONDS
     deleted = 0
-    if store is not None:
-        for (handle,) in store.query(_OLD, before, limit):
-            # The folder first: after a crash in between, the row brings the next round here again.
-            if await anyio.to_thread.run_sync(delete_folder, folder, handle):
-                store.write((_FORGET_FILES, (handle, ENDED)))
-                deleted += 1
+    for (handle,) in store.query(_OLD, before, limit):
+        # The folder first: after a crash in between, the row brings the next round here again.
+        if await anyio.to_thread.run_sync(delete_folder, folder, handle):
+            store.write((_FORGET_FILES, (handle, ENDED)))
+            deleted += 1
     if deleted < limit:
         deleted += await anyio.to_thread.run_sync(_delete_unknown, folder, before, limit - deleted)
     if deleted:

@@ -154,7 +154,7 @@ async def test_folders_that_the_store_does_not_know_are_as_old_as_their_newest_f
     (new / "trajectory.jsonl").touch()
     assert await delete_old_episodes(store, folder, 99) == 1
     assert names_in(folder) == ["new", "open"]
-    assert await delete_old_episodes(None, folder, 90) == 1  # no episode takes a week
+    assert await delete_old_episodes(store, folder, 90) == 1  # no episode takes a week
     assert names_in(folder) == ["new"]
 
 

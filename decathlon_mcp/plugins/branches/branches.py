@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.to_thread
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.driver.replies import CallParams
@@ -36,7 +37,6 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.labels import check_labels
-from decathlon_mcp.plugins.branches import Branch, BranchOptions, OnDifference, note_branch
 from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTasks
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, begin_as_copy, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedStates, nearest_state
@@ -60,14 +60,67 @@ from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
+NAME = "branches"
+"""Member of `EpisodeSpec.plugins`."""
 MAX_READERS = 2
 """A trajectory of 256 MiB takes half a second of Python's lock. With more of them at once, others wait."""
+
+
+OnDifference: TypeAlias = Literal["refuse", "report"]
+
+
+class BranchOptions(BaseModel):
+    """What a client asks of one episode, in `EpisodeSpec.plugins`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    on_difference: OnDifference = "refuse"
+    """What a reply does that differs from the other episode's: `refuse` ends the branch as an episode whose
+    set-up failed, `report` counts the reply."""
+    outside: bool = False
+    """Whether calls may be made again that reach what episodes share."""
+    snapshots: int | None = None
+    """The state is saved after every so many calls; None: only when asked."""
+
+    @classmethod
+    def of(cls, spec: EpisodeSpec) -> Self:
+        """The options of an episode."""
+        return cls.model_validate(spec.plugins.get(NAME, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where an episode branches from another: the new episode starts as the other stood after call `at`.
+
+    `episode`: public id of the other episode. Calls 1 to `at` are copied from the other, with their numbers.
+    """
+
+    episode: str
+    at: int
+
+    @classmethod
+    def of(cls, spec: EpisodeSpec) -> Self | None:
+        """None for an episode that is played whole."""
+        member = spec.reported.get("branch")
+        return None if member is None else cls(member["episode"], member["at"])
+
+    @property
+    def reported(self) -> JsonObject:
+        """The member `branch` of what the episode reports."""
+        return {"branch": {"episode": self.episode, "at": self.at, "differences": 0}}
+
+
+def note_branch(episode: Episode, **members: Any) -> JsonObject:
+    """Note more members of what a branch reports, and return all."""
+    member = {**episode.reported["branch"], **members}
+    episode.records.note_facts(branch=member)
+    return member
 
 
 class Branches(EpisodeHooks):
     """Saves the states of a server's episodes, and begins its branches."""
 
-    def __init__(self, states: SavedStates, prepared: PreparedTasks) -> None:
+    def __init__(self, states: SavedStates, prepared: PreparedTasks | None) -> None:
         self._states = states
         self._prepared = prepared
         self._readers = anyio.CapacityLimiter(MAX_READERS)
@@ -87,30 +140,40 @@ class Branches(EpisodeHooks):
         """A branch begins with the nearest state that was saved, and makes the calls after it again."""
         branch = Branch.of(start.episode.spec)
         if branch is None:
-            return await self._prepared.begin(start, following)
+            return await self._set_up(start, following)
         note_branch(start.episode)
         source, agent, copied = start.folder_of(branch.episode), None, 0
         if source is not None:
             state = await anyio.to_thread.run_sync(nearest_state, source, branch.at)
             if state is not None:
-                agent = await begin_as_copy(start, state, exact=state.at == branch.at)
+                agent = await begin_as_copy(start, state)
                 copied = 0 if agent is None else state.at
+                if copied == branch.at and agent is not None:
+                    note_branch(start.episode, exact=True)
         if agent is None:
-            agent = await self._prepared.begin(start, following)
+            agent = await self._set_up(start, following)
         await play_again(start.episode, branch, agent.open_session, source, copied=copied)
         return agent
 
+    async def _set_up(self, start: Start, following: Following) -> AgentSandbox:
+        return await (following() if self._prepared is None else self._prepared.begin(start, following))
+
     def acting(self, start: Start, agent: AgentSandbox) -> AbstractAsyncContextManager[object]:
         """States can be saved while the agent acts."""
+        episode = start.episode
+        # Most providers save nothing, and then an episode pays nothing for it.
+        if snapshots_of(episode.sandbox_factory.provider) is None:
+            return nullcontext()
         assert agent.driver is not None
-        task_folder_archive = start.task_folder_archive if start.episode.records.progress.sealed else None
-        return self.snapshots(start.episode).saving(agent.sandbox, agent.driver, task_folder_archive)
+        task_folder_archive = start.task_folder_archive if episode.records.progress.sealed else None
+        return self.snapshots(episode).saving(agent.sandbox, agent.driver, task_folder_archive)
 
     def snapshots(self, episode: Episode) -> EpisodeSnapshots:
         """What saves the states of this episode."""
         found = self._snapshots.get(episode)
         if found is None:
-            found = self._snapshots[episode] = EpisodeSnapshots(episode, self._states)
+            every = BranchOptions.of(episode.spec).snapshots
+            found = self._snapshots[episode] = EpisodeSnapshots(episode, self._states, every)
         return found
 
     async def check_source(self, source: Path, at: int) -> None:
@@ -153,7 +216,7 @@ def create(settings: Settings, options: RegistryOptions, factories: Mapping[str,
         kept=configured.snapshots_kept,
         disk=options.disk,
     )
-    prepared = PreparedTasks(options.scratch / PREPARED_FOLDER, states, are_saved=configured.prepared)
+    prepared = PreparedTasks(options.scratch / PREPARED_FOLDER, states) if configured.prepared else None
     return Branches(states, prepared)
 
 
@@ -202,10 +265,8 @@ class StartOrBranchEpisode(StartEpisode):
 
     def asked_of_plugins(self) -> dict[str, JsonObject]:
         """What is not the default of the options for branches."""
-        options = BranchOptions(
-            on_difference=self.on_difference, outside=self.outside, snapshots=self.snapshots
-        )
-        return {**super().asked_of_plugins(), **options.member()}
+        options = BranchOptions.model_validate(self, from_attributes=True).model_dump(exclude_defaults=True)
+        return {**super().asked_of_plugins(), **({NAME: options} if options else {})}
 
     async def options(
         self, registry: EpisodeRegistry, principal: Principal, labels: Labels, started: str | None

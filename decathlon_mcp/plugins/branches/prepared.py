@@ -66,12 +66,11 @@ class _Entry:
 
 
 class PreparedTasks:
-    """The states of one server, in `folder`, if they are saved at all."""
+    """The states of one server, in `folder`."""
 
-    def __init__(self, folder: Path, states: SavedStates, *, are_saved: bool) -> None:
+    def __init__(self, folder: Path, states: SavedStates) -> None:
         self._folder = folder
         self._states = states
-        self._are_saved = are_saved
         self._entries: dict[_Key, _Entry] = {}
 
     async def begin(self, start: Start, following: Following) -> AgentSandbox:
@@ -147,9 +146,7 @@ class PreparedTasks:
     async def _key(self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]) -> _Key | None:
         """None if no state is saved for such an episode. `credentials`: the set-up unpacks them."""
         factory, spec = episode.sandbox_factory, episode.spec
-        if not (self._are_saved and spec.shares_launch_time):
-            return None
-        if why_not_saved(factory, self._states, spec.task) is not None:
+        if not spec.shares_launch_time or why_not_saved(factory, self._states, spec.task) is not None:
             return None
 
         def read() -> _Key:

@@ -40,7 +40,6 @@ from decathlon_mcp.errors import (
     SnapshotError,
 )
 from decathlon_mcp.events import SandboxTaken
-from decathlon_mcp.plugins.branches import BranchOptions, note_branch
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, discard
 from decathlon_mcp.plugins.regrade.kept_attempts import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
@@ -115,18 +114,18 @@ class _Source:
 
 
 class EpisodeSnapshots:
-    """Saves the states of one episode, when asked, and after every so many calls of its specification.
+    """Saves the states of one episode, when asked, and after `every` so many calls.
 
     It is the gate of the episode's calls: while a state is saved, new calls wait, and calls that were
     accepted before may end.
     """
 
-    def __init__(self, episode: Episode, states: SavedStates) -> None:
+    def __init__(self, episode: Episode, states: SavedStates, every: int | None) -> None:
         self._episode = episode
         self._states = states
         self._lock = anyio.Lock()
         self._source: _Source | None = None
-        self._every = BranchOptions.of(episode.spec).snapshots
+        self._every = every
         self._answered = 0
         self._due: int | None = None
         """The call after which a state is to be saved now; calls are held back until then."""
@@ -267,13 +266,10 @@ class EpisodeSnapshots:
         return state
 
 
-async def begin_as_copy(
-    start: Start, state: SavedState, *, exact: bool = False, prepared: bool = False
-) -> AgentSandbox | None:
+async def begin_as_copy(start: Start, state: SavedState, *, prepared: bool = False) -> AgentSandbox | None:
     """Open a copy of another episode's sandbox as the agent's, and offer its tools.
 
-    None if that is not possible; then the state is discarded. `exact`: the state is that at which this
-    episode, a branch, begins. `prepared`: see `Facts`.
+    None if that is not possible; then the state is discarded. `prepared`: see `Facts`.
     """
     episode = start.episode
     opener = partial(open_copy, episode.sandbox_factory, state, start.admission.opening)
@@ -288,8 +284,6 @@ async def begin_as_copy(
             # It is a branch, if at all, of another episode than the saved episode.
             facts = {name: fact for name, fact in state.progress.items() if name != "branch"}
             episode.records.note_facts(**{"prepared": prepared, **facts})
-            if exact:
-                note_branch(episode, exact=True)
             await start.stack.enter_async_context(opened.pop_all())
     except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
         why = error.message if isinstance(error, DecathlonError) else str(error)

@@ -390,9 +390,9 @@ class CallTime:
     failed: bool
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sums:
-    """Count, sum and sum of squares of some values; can be added to others."""
+    """Count, sum and sum of squares of some values."""
 
     count: int = 0
     total: float = 0.0
@@ -400,22 +400,13 @@ class Sums:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        sums = cls()
-        for value in values:
-            sums.count += 1
-            sums.total += value
-            sums.squares += value * value
-        return sums
+        found = list(values)
+        return cls(len(found), sum(found), sum(value * value for value in found))
 
     @classmethod
     def of_shares(cls, successes: int, attempts: int) -> Self:
         """Sums of attempts whose values are 1 for a success and else 0."""
         return cls(attempts, successes, successes)
-
-    def add(self, other: Sums) -> None:
-        self.count += other.count
-        self.total += other.total
-        self.squares += other.squares
 
     @property
     def mean(self) -> float | None:

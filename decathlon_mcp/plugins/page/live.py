@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -145,18 +143,19 @@ class LiveFeed:
         found = filter(query.has, self.snapshot().episodes)
         return tuple(sorted(found, key=lambda each: -each.started_at)[:MAX_LIVE_ROWS])
 
-    async def send_events(self, query: LiveQuery, is_open: Callable[[], bool], send: Send) -> None:
-        """Send server-sent events to one viewer, until the server stops or `is_open` returns False."""
-        sent, sent_at = b"", monotonic()
-        while not self.is_stopping() and is_open():
-            event = self._event(query)
-            if event == sent and monotonic() - sent_at > HEARTBEAT_SECONDS:
-                event = b":\n\n"
-            if event != sent:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-                sent, sent_at = self._event(query), monotonic()
-            await anyio.sleep(SNAPSHOT_SECONDS)
-        await send({"type": "http.response.body", "body": b""})
+    async def events(self, query: LiveQuery, is_open: Callable[[], bool]) -> AsyncGenerator[bytes]:
+        """The server-sent events of one viewer, until the server stops or `is_open` returns False."""
+        self.streams[query.owner] += 1
+        try:
+            sent, sent_at = b"", monotonic()
+            while not self.is_stopping() and is_open():
+                event = self._event(query)
+                if event != sent or monotonic() - sent_at > HEARTBEAT_SECONDS:
+                    yield event if event != sent else b":\n\n"
+                    sent, sent_at = event, monotonic()
+                await anyio.sleep(SNAPSHOT_SECONDS)
+        finally:
+            self.streams[query.owner] -= 1
 
     def _event(self, query: LiveQuery) -> bytes:
         snapshot = self.snapshot()
@@ -171,32 +170,3 @@ class LiveFeed:
             }
             self._encoded[query] = b"data: " + json.dumps(value).encode() + b"\n\n"
         return self._encoded[query]
-
-
-class LiveResponse(Response):
-    """The events for one viewer, as long as the browser reads them. `is_open`: whether its session is."""
-
-    def __init__(self, feed: LiveFeed, query: LiveQuery, is_open: Callable[[], bool]) -> None:
-        super().__init__(media_type="text/event-stream")
-        del self.headers["content-length"]
-        self.headers["X-Accel-Buffering"] = "no"  # nginx would collect events otherwise
-        self._feed = feed
-        self._query = query
-        self._is_open = is_open
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._feed.streams[self._query.owner] += 1
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
-                await self._feed.send_events(self._query, self._is_open, send)
-                tasks.cancel_scope.cancel()
-        finally:
-            self._feed.streams[self._query.owner] -= 1
-
-
-async def _until_disconnected(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()

@@ -2,15 +2,15 @@
 
 Everything on the page may come from a sandbox. Every value that a template shows passes `marked` and is
 escaped, wherever it came from: there is no way to show text that does not. Prompts and notes are shown as
-Markdown, which loads nothing, runs nothing, and leads only to where one clicks: markdown-it escapes all text,
-its raw HTML is off, links lead to http and https only, and images are links.
+Markdown, which loads nothing, runs nothing and leads nowhere: markdown-it escapes all text, and its raw HTML,
+links and images are off, so that these stay as they were written.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
@@ -19,9 +19,6 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererProtocol
-from markdown_it.token import Token
-from markdown_it.utils import OptionsDict
 from markupsafe import Markup, escape
 
 from decathlon_mcp.cli.output import this_command
@@ -37,9 +34,6 @@ MAX_PROSE_CHARACTERS: Final = 16 << 10
 MAX_CELLS: Final = 20_000
 """Rows times columns of the tables that a text may have. A row of one sign gets cells for all columns: 16 KiB
 became 700 KB of HTML in two seconds."""
-MAX_LINKED: Final = 1 << 16
-"""Characters of the addresses of all links of a text. Each link by reference repeats the whole address of its
-definition: 16 KiB became 84 MB of HTML."""
 MAX_NESTING = 20
 HEADING = "h4"
 """Every heading of a text: the page's headings are above it."""
@@ -64,52 +58,15 @@ def _mark(match: re.Match[str]) -> str:
 def prose(text: str) -> Markup:
     """A text that a person or a model has written, as Markdown if that does not take too long."""
     if len(text) <= MAX_PROSE_CHARACTERS and _cells(text) <= MAX_CELLS:
-        env: dict[str, Any] = {}
-        tokens = _MARKDOWN.parse(marked(text), env)
-        if _linked(tokens) <= MAX_LINKED:
-            html = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, env)
-            # Once more behind: a reference such as `&#8238;` becomes its character.
-            return Markup(f'<div class="prose" tabindex="0">{marked(html)}</div>')
+        # Once more behind: a reference such as `&#8238;` becomes its character.
+        return Markup(f'<div class="prose" tabindex="0">{marked(_MARKDOWN.render(marked(text)))}</div>')
     return Markup('<pre class="words" tabindex="0">%s</pre>') % marked(text)
-
-
-def _linked(tokens: Sequence[Token]) -> int:
-    """The length of the addresses of all links and images together."""
-    parts = (part for token in tokens for part in token.children or ())
-    return sum(len(str(part.attrs.get("href") or part.attrs.get("src") or "")) for part in parts)
 
 
 def _cells(text: str) -> int:
     """The most cells that tables in a text can have."""
     lines = text.splitlines()
     return len(lines) * max((line.count("|") for line in lines), default=0)
-
-
-class _Markdown(MarkdownIt):
-    def validateLink(self, url: str) -> bool:  # noqa: N802  (the library's)
-        """Whether a link may have this address; else its text stays as it was written."""
-        return url.lower().startswith(("http://", "https://"))
-
-
-def _link(
-    renderer: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: Any
-) -> str:
-    return _link_to(tokens[index].attrs.get("href"))
-
-
-def _image(
-    renderer: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: Any
-) -> str:
-    image = tokens[index]
-    text = escape(image.content or "image")
-    depth = sum(token.nesting for token in tokens[:index] if token.type in ("link_open", "link_close"))
-    # A link cannot be in another link.
-    return str(text) if depth else f"{_link_to(image.attrs.get('src'))}{text}</a>"
-
-
-def _link_to(address: object) -> str:
-    # An empty address would be this page's.
-    return f'<a href="{escape(str(address))}" rel="noopener noreferrer">' if address else "<a>"
 
 
 def _without_attributes(state: Any) -> None:
@@ -125,9 +82,8 @@ def _without_attributes(state: Any) -> None:
 
 def _create() -> MarkdownIt:
     options: MutableMapping[str, Any] = {"html": False, "breaks": True, "maxNesting": MAX_NESTING}
-    markdown = _Markdown("commonmark", options).enable(["table", "strikethrough"])  # pyright: ignore[reportArgumentType]
-    markdown.add_render_rule("link_open", _link)
-    markdown.add_render_rule("image", _image)
+    markdown = MarkdownIt("commonmark", options).enable(["table", "strikethrough"])  # pyright: ignore[reportArgumentType]
+    markdown.disable(["link", "image", "autolink", "reference"])
     markdown.core.ruler.push("without_attributes", _without_attributes)
     return markdown
 

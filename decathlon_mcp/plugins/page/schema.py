@@ -1,7 +1,7 @@
 """A tool's JSON Schema as a tree of form fields.
 
 References are followed, `allOf` is merged, null is separated. What no field can express (a recursive schema,
-unknown keys, any value at all) becomes a JSON field, so that every argument can be given.
+a union of groups, unknown keys, any value at all) becomes a JSON field, so that every argument can be given.
 """
 
 from __future__ import annotations
@@ -151,7 +151,6 @@ class Kind(StrEnum):
     CHOICE = "choice"
     OBJECT = "group"
     ARRAY = "list"
-    UNION = "one of several"
     JSON = "JSON"
 
 
@@ -168,7 +167,6 @@ class Field:
     choices: tuple[Any, ...] = ()
     """JSON values of a CHOICE."""
     fields: tuple[Field, ...] = ()
-    options: tuple[Field, ...] = ()
     items: Field | None = None
     """The schema of an ARRAY's items, read when an item is added."""
 
@@ -221,7 +219,7 @@ def make_form(schema: str) -> Field:
 
 def _all_fields(field: Field) -> Iterator[Field]:
     yield field
-    for inner in (*field.fields, *field.options, *((field.items,) if field.items else ())):
+    for inner in (*field.fields, *((field.items,) if field.items else ())):
         yield from _all_fields(inner)
 
 
@@ -257,7 +255,7 @@ def _field_from(name: str, flat: FlatSchema, root: Schema, *, required: bool) ->
         values = (*choices, None) if nullable else choices
         return Field(name, Kind.CHOICE, schema, required, nullable, choices=values)
     if flat.alternatives:
-        return _union(name, flat, root, required=required)
+        return _scalar(name, flat, root, required=required)
     match type_of(flat.schema):
         case "string":
             kind = Kind.LONG_TEXT if _is_long_text(name, schema) else Kind.TEXT
@@ -290,17 +288,14 @@ def _choices(flat: FlatSchema, root: Schema) -> tuple[Any, ...] | None:
     return tuple(choice for choices in branches for choice in choices or ())
 
 
-def _union(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field:
+def _scalar(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field | None:
+    """The field of a text or a number; None for any other union."""
     branches = [(branch, flatten(branch, root, flat.seen).schema) for branch in flat.alternatives]
     types = {str(type_of(schema)) for _, schema in branches}
     if types <= set(SCALARS) and all(set(branch) <= {"type", "title"} for branch, _ in branches):
         schema = {**flat.schema, "type": sorted(types)}
         return Field(name, Kind.SCALAR, schema, required, flat.nullable)
-    options = tuple(
-        _field(str(schema.get("title") or ""), branch, root, flat.seen, required=True)
-        for branch, schema in branches
-    )
-    return Field(name, Kind.UNION, flat.schema, required, flat.nullable, options=options)
+    return None
 
 
 def _object(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field:
