@@ -46,7 +46,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     ),
     "tests/cli/test_plugin_commands.py": ("test_a_broken_plug_in_is_one_line_that_names_it[module]",),
     "tests/cli/test_view.py": ("test_the_address_of_a_servers_page_has_its_key",),
-    "tests/cli/test_export_files.py": ("test_file_appears_whole_and_replaces_only_if_asked_for",),
+    "tests/cli/test_export_killed.py": ("test_file_appears_whole_and_replaces_only_if_asked_for",),
     # What a client is refused needs no episode.
     "tests/clients/test_session.py": (
         "test_an_unreachable_server_is_reported_with_its_address",

@@ -5,12 +5,16 @@ Files and folders appear when they are complete, and replace others only if that
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import glob
 import importlib.util
+import os
 import secrets
 import shutil
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, TypeAlias
 
@@ -108,18 +112,44 @@ def new_file(out: Path, *, force: bool) -> Generator[BinaryIO]:
     if out.is_dir():
         raise BadRequestError(f"{out} is a folder; name a file")
     _refuse_existing(out, force=force)
-    partial = _beside(out)
-    try:
-        file = partial.open("xb")
-    except OSError as error:
-        raise _cannot_create(out, error) from None
-    try:
-        with file:
-            yield file
+    with _unnamed_file(out) as file:
+        yield file
+        file.flush()
         _refuse_existing(out, force=force)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+        named = _beside(out)
+        try:
+            # With any descriptor, which an absolute path ignores, os.link follows the link in /proc.
+            os.link(f"/proc/self/fd/{file.fileno()}", named, src_dir_fd=file.fileno())
+            os.replace(named, out)  # noqa: PTH105  (documented as atomic)
+        finally:
+            named.unlink(missing_ok=True)
+
+
+@contextmanager
+def _unnamed_file(out: Path) -> Generator[BinaryIO]:
+    """A file beside without a name, of which nothing is left if the process is killed.
+
+    Raises BadRequestError if no file can be created there.
+    """
+    try:
+        descriptor = os.open(out.absolute().parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise _cannot_create(out, error) from None
+        # This file system (NFS, some of FUSE) has no files without a name.
+        partial = _beside(out)
+        try:
+            file = partial.open("x+b")
+        except OSError as error:
+            raise _cannot_create(out, error) from None
+        try:
+            with file:
+                yield file
+        finally:
+            partial.unlink(missing_ok=True)
+    else:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
 
 
 @contextmanager
@@ -139,12 +169,15 @@ def new_folder(out: Path, *, holds: str, force: bool) -> Generator[Path]:
             raise BadRequestError(
                 f"{out} has other files than {holds}; --force replaces only an earlier export"
             )
+    _remove_unfinished(out)
     partial, old = _beside(out), _beside(out, OLD)
     try:
         partial.mkdir()
     except OSError as error:
         raise _cannot_create(out, error) from None
+    lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield partial
         _refuse_existing(out, force=force)
         if out.exists():
@@ -156,6 +189,19 @@ def new_folder(out: Path, *, holds: str, force: bool) -> Generator[Path]:
         if old.exists() and not out.exists():
             old.rename(out)
         shutil.rmtree(old, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Remove what an export to this folder left that was killed: nobody has its lock."""
+    for partial in out.absolute().parent.glob(f".{glob.escape(out.absolute().name)}.????????{PARTIAL}"):
+        with suppress(OSError):
+            lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(partial, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _refuse_existing(out: Path, *, force: bool) -> None:
