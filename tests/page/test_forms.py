@@ -155,14 +155,16 @@ def test_nullable_value_is_a_field_of_its_other_type(schema: dict[str, Any]) -> 
     assert messages(made, f_0="0") == {"0": "at least 1"}
 
 
-def test_union_of_groups_is_a_json_field() -> None:
+def test_union_is_chosen_then_filled_in() -> None:
     after = {"title": "After", "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    made = form(("end",), end={"anyOf": [after, {"type": "string", "format": "date"}]})
-    assert made.fields[0].kind is Kind.JSON
+    never: Any = {"title": "Never", "type": "object", "properties": {}}
+    made = form(("end",), end={"anyOf": [after, never, {"type": "string", "format": "date"}]})
+    (end,) = made.fields
+    assert (end.kind, [item.name for item in end.options]) == (Kind.UNION, ["After", "Never", ""])
     assert messages(made) == {"0": "required"}
-    assert value(made, f_0='{"n": 3}') == {"end": {"n": 3}}
-    assert messages(made, f_0="{}") == {"0": "matches none of the allowed kinds"}
-    assert filled(made, {"end": "2026-01-01"}) == {"f.0": '"2026-01-01"'}
+    assert value(made, f_0_o="0", f_0_0_0="3") == {"end": {"n": 3}}
+    assert messages(made, f_0_o="0") == {"0.0.0": "required"}
+    assert filled(made, {"end": "2026-01-01"}) == {"f.0.o": "2", "f.0.2": "2026-01-01"}
 
 
 @pytest.mark.parametrize(

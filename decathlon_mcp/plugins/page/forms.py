@@ -1,8 +1,8 @@
 """Forms of a browser: a tool's fields, what was typed into them, and the JSON arguments both ways.
 
 What was typed is kept as the browser sends it, by the names of inputs. A name is the place of its field in
-the form, `f.0.2`, so that nothing of a schema is part of a name. `f.0.n` is the number of items of a list; a
-choice is sent as its index. Empty input is not sent; `""` is the
+the form, `f.0.2`, so that nothing of a schema is part of a name. `f.0.n` is the number of items of a list,
+`f.0.o` the chosen option of a union; a choice is sent as its index. Empty input is not sent; `""` is the
 empty text.
 
 A schema comes out of a sandbox. One of a kilobyte can describe more fields than there is memory for, and its
@@ -110,8 +110,8 @@ def check_size(form: Field, inputs: Inputs, name: str = ROOT, count: int = 0) ->
 
 
 def _inner(form: Field, name: str, inputs: Inputs) -> list[tuple[Field, str]]:
-    """Fields of a group, or items of a list, with their names."""
-    inner = form.fields or (form.items,) * _count(inputs, name)
+    """Fields of a group, items of a list, or options of a union, with their names."""
+    inner = form.fields or form.options or (form.items,) * _count(inputs, name)
     return [(each, f"{name}.{index}") for index, each in enumerate(inner) if each is not None]
 
 
@@ -121,13 +121,15 @@ def _count(inputs: Inputs, name: str) -> int:
 
 
 def _text(form: Field, name: str, inputs: Inputs) -> str:
-    """What was typed into a field; of a choice the index, or nothing."""
-    text = inputs.get(name, "")
-    if form.kind is not Kind.CHOICE:
-        return text
-    if form.required and len(form.choices) == 1:
-        return "0"
-    return text if _is_number(text) and int(text) < len(form.choices) else ""
+    """What was typed into a field; of a choice or a union the index, or nothing."""
+    match form.kind:
+        case Kind.CHOICE if form.required and len(form.choices) == 1:
+            return "0"
+        case Kind.CHOICE | Kind.UNION:
+            index = inputs.get(name if form.kind is Kind.CHOICE else f"{name}.o", "")
+            return index if _is_number(index) and int(index) < len(form.choices or form.options) else ""
+        case _:
+            return inputs.get(name, "")
 
 
 def _is_number(text: str) -> bool:
@@ -196,11 +198,16 @@ class _Reader:
                 value = self._object(form, name, path)
             case Kind.ARRAY:
                 value = self._array(form, name, path)
+            case Kind.UNION:
+                chosen = _text(form, name, self._inputs)
+                option = f"{name}.{chosen}"
+                value = self.value(form.options[int(chosen)], option, path) if chosen else ABSENT
             case Kind.CHOICE:
                 chosen = _text(form, name, self._inputs)
                 value = form.choices[int(chosen)] if chosen else ABSENT
             case _:
                 value = self._typed(form, _text(form, name, self._inputs), path)
+        # An option of a union is at the same place, and has its own message.
         if value is ABSENT and form.required and self._names[path] not in self.messages:
             if form.has_default:
                 return form.default
@@ -366,6 +373,15 @@ def _fill(form: Field, value: Any, name: str) -> dict[str, str]:
             for index, item in enumerate(items):
                 inputs |= _fill(form.items, item, f"{name}.{index}")
             return inputs
+        case Kind.UNION:
+            for index, (option, inner_name) in enumerate(_inner(form, name, {})):
+                try:
+                    inputs = _fill(option, value, inner_name)
+                except NotRepresentableError:
+                    continue
+                if not _read(option, inputs, inner_name)[1]:
+                    return {f"{name}.o": str(index), **inputs}
+            raise NotRepresentableError(f"{label} matches none of the allowed kinds")
         case Kind.TEXT | Kind.LONG_TEXT if isinstance(value, str):
             return {name: value or EMPTY_TEXT}
         case Kind.SCALAR if isinstance(value, str) and value:
@@ -404,17 +420,17 @@ class ShownField:
     name: str
     label: str
     text: str
-    """What was typed; of a choice the index."""
+    """What was typed; of a choice or a union the index."""
     error: str
     inner: tuple[ShownField, ...]
-    """Fields of a group, or items of a list."""
+    """Fields of a group, items of a list, or options of a union."""
     is_filled: bool
 
     @property
     def kind(self) -> str:
         """What is drawn."""
         match self.form.kind:
-            case Kind.OBJECT | Kind.ARRAY | Kind.CHOICE as kind:
+            case Kind.OBJECT | Kind.ARRAY | Kind.UNION | Kind.CHOICE as kind:
                 return kind.name.lower()
             case Kind.LONG_TEXT | Kind.JSON:
                 return "lines"

@@ -1,7 +1,7 @@
 """A tool's JSON Schema as a tree of form fields.
 
 References are followed, `allOf` is merged, null is separated. What no field can express (a recursive schema,
-a union of groups, unknown keys, any value at all) becomes a JSON field, so that every argument can be given.
+unknown keys, any value at all) becomes a JSON field, so that every argument can be given.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ class Kind(StrEnum):
     CHOICE = "choice"
     OBJECT = "group"
     ARRAY = "list"
+    UNION = "one of several"
     JSON = "JSON"
 
 
@@ -167,6 +168,7 @@ class Field:
     choices: tuple[Any, ...] = ()
     """JSON values of a CHOICE."""
     fields: tuple[Field, ...] = ()
+    options: tuple[Field, ...] = ()
     items: Field | None = None
     """The schema of an ARRAY's items, read when an item is added."""
 
@@ -219,7 +221,7 @@ def make_form(schema: str) -> Field:
 
 def _all_fields(field: Field) -> Iterator[Field]:
     yield field
-    for inner in (*field.fields, *((field.items,) if field.items else ())):
+    for inner in (*field.fields, *field.options, *((field.items,) if field.items else ())):
         yield from _all_fields(inner)
 
 
@@ -255,7 +257,7 @@ def _field_from(name: str, flat: FlatSchema, root: Schema, *, required: bool) ->
         values = (*choices, None) if nullable else choices
         return Field(name, Kind.CHOICE, schema, required, nullable, choices=values)
     if flat.alternatives:
-        return _scalar(name, flat, root, required=required)
+        return _union(name, flat, root, required=required)
     match type_of(flat.schema):
         case "string":
             kind = Kind.LONG_TEXT if _is_long_text(name, schema) else Kind.TEXT
@@ -288,14 +290,17 @@ def _choices(flat: FlatSchema, root: Schema) -> tuple[Any, ...] | None:
     return tuple(choice for choices in branches for choice in choices or ())
 
 
-def _scalar(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field | None:
-    """The field of a text or a number; None for any other union."""
+def _union(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field:
     branches = [(branch, flatten(branch, root, flat.seen).schema) for branch in flat.alternatives]
     types = {str(type_of(schema)) for _, schema in branches}
     if types <= set(SCALARS) and all(set(branch) <= {"type", "title"} for branch, _ in branches):
         schema = {**flat.schema, "type": sorted(types)}
         return Field(name, Kind.SCALAR, schema, required, flat.nullable)
-    return None
+    options = tuple(
+        _field(str(schema.get("title") or ""), branch, root, flat.seen, required=True)
+        for branch, schema in branches
+    )
+    return Field(name, Kind.UNION, flat.schema, required, flat.nullable, options=options)
 
 
 def _object(name: str, flat: FlatSchema, root: Schema, *, required: bool) -> Field:
