@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,9 +18,9 @@ from typing import Any
 
 import anyio
 import httpx2
-from decathlon_client import ClientError, Episode
+from decathlon_client import Episode
 from decathlon_client.client_values import as_object, as_objects
-from decathlon_client.notes import text_of
+from decathlon_client.notes import NoteSender, sending_notes, text_of
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.output import without_controls
@@ -33,7 +32,6 @@ from decathlon_mcp.plugins.agents.agent_programs import Program, configure
 from decathlon_mcp.plugins.agents.launch import Launcher
 from decathlon_mcp.plugins.agents.reach import Reached, relay_connections
 from decathlon_mcp.plugins.agents.serving import EmbeddedServer, PlayingApp, playing
-from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 from decathlon_mcp.validation import quoted
 
@@ -41,12 +39,7 @@ NOTE_SECONDS = 1.0
 """Time between two notes: a line each would be thousands."""
 MAX_NOTES_BYTES = 8 << 20
 """How much of a program's output becomes notes. A log of an episode has 256 MiB for all of it."""
-NOTE_LIMIT_SECONDS = 3.0
-"""How long a note may take: grading waits for the last one."""
 _LAST_CHARACTERS = 500
-
-log = logging.getLogger("decathlon.agents")
-
 
 AGENT_LABEL, ISOLATION_LABEL, VERSION_LABEL = "agent", "agent_isolation", "agent_version"
 MODEL_LABEL = "model"
@@ -93,10 +86,11 @@ class AgentPlayer:
     async def __call__(self, episode: Episode) -> int | None:
         """Run the program until it ends, or its time is over. Raises ProgramFailedError, DecathlonError."""
         assert self.server is not None
-        output, reached = _Output(episode), Reached()
-        status = None
-        with anyio.move_on_after(self.seconds) as limit:
-            status = await self._run(self.server, episode, output, reached)
+        status, reached = None, Reached()
+        async with sending_notes(episode, counts_calls=False) as notes:
+            output = _Output(notes)
+            with anyio.move_on_after(self.seconds) as limit:
+                status = await self._run(self.server, episode, output, reached)
         self.last_output = output.last or "(nothing)"
         if status is None and not limit.cancelled_caught:
             raise ProgramFailedError(f"{self.program.name} was not started: {self.last_output}")
@@ -149,17 +143,16 @@ class AgentPlayer:
                         sys.stderr.flush()
                 return await running.wait()
             finally:
-                await output.send()
+                output.end_note()
 
 
 class _Output:
     """What a program writes, as notes of its episode."""
 
-    def __init__(self, episode: Episode) -> None:
-        self._episode = episode
+    def __init__(self, notes: NoteSender) -> None:
+        self._notes = notes
         self._waiting = ""
         self._remaining_bytes = MAX_NOTES_BYTES
-        self._sending = anyio.Lock()
         self.last = ""
         """The end of what was written."""
 
@@ -174,24 +167,16 @@ class _Output:
             self._waiting += f"\n[further output is not kept: a program has {MAX_NOTES_BYTES >> 20} MiB]\n"
 
     async def run(self) -> None:
-        """Send notes until cancelled."""
+        """Make notes until cancelled."""
         while True:
             await anyio.sleep(NOTE_SECONDS)
-            await self.send()
+            self.end_note()
 
-    async def send(self) -> None:
-        """Send what has come since the last note, also if this is cancelled meanwhile."""
-        with anyio.move_on_after(NOTE_LIMIT_SECONDS, shield=True):
-            async with self._sending:
-                text, self._waiting = self._waiting, ""
-                if not text.strip():
-                    return
-                try:
-                    await self._episode.note(text)
-                except ClientError as error:
-                    self._remaining_bytes = 0
-                    why = fields(episode=self._episode.public_id, why=error.message)
-                    log.warning("the output of a program is not kept", extra=why)
+    def end_note(self) -> None:
+        """Make a note of what has come since the last one."""
+        text, self._waiting = self._waiting, ""
+        if text.strip():
+            self._notes.add(text)
 
 
 KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
@@ -236,6 +221,10 @@ class ModelPlayer:
 
     async def __call__(self, episode: Episode) -> int:
         """Play until the end of the attempt. Raises ModelFailedError, ClientError."""
+        async with sending_notes(episode) as notes:
+            return await self._play(episode, notes)
+
+    async def _play(self, episode: Episode, notes: NoteSender) -> int:
         messages: list[JsonObject] = [{"role": "user", "content": episode.prompt}]
         tools = [tool.function for tool in episode.tools]
         for turn in range(self.turns):
@@ -250,7 +239,7 @@ class ModelPlayer:
                 return turn
             message = _message_of(completion)
             messages.append(message)
-            await _note(episode, message, completion)
+            notes.add(text_of(message.get("content")), usage=_usage_of(completion))
             calls = as_objects(message.get("tool_calls"))
             for call in calls:
                 function = as_object(call.get("function")) or {}
@@ -360,19 +349,15 @@ def _message_of(completion: JsonObject) -> JsonObject:
     return {"role": "assistant", **{name: value for name, value in message.items() if value is not None}}
 
 
-async def _note(episode: Episode, message: JsonObject, completion: JsonObject) -> None:
-    """Note the model's words and its tokens in the episode's record."""
+def _usage_of(completion: JsonObject) -> dict[str, float]:
+    """The model's tokens."""
     counted: Mapping[str, Any] = as_object(completion.get("usage")) or {}
     names = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
-    usage = {
+    return {
         name: counted[theirs]
         for name, theirs in names.items()
         if isinstance(counted.get(theirs), int) and 0 <= counted[theirs] < 1 << 31
     }
-    if text := text_of(message.get("content")):
-        # An episode has a limit of notes; the attempt goes on without more.
-        with suppress(ClientError):
-            await episode.note(text, usage=usage)
 
 
 def _asked_delay(headers: Mapping[str, str], default: float) -> float:
