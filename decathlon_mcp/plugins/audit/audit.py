@@ -18,7 +18,6 @@ import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon
 from decathlon_client.client_values import Task as DescribedTask
-from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step
 from pydantic import TypeAdapter
@@ -45,7 +44,7 @@ from decathlon_mcp.plugins.audit.report import (
     TaskReport,
 )
 from decathlon_mcp.plugins.audit.steadiness import GRADED_AGAIN, Unsteady, find_unsteady
-from decathlon_mcp.plugins.play import connect, redirect_logs
+from decathlon_mcp.plugins.play import connect, redirect_logs, registry_of
 from decathlon_mcp.plugins.regrade.regrading import Regrader
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
@@ -117,9 +116,7 @@ async def _begin(
     d: Decathlon, state: Path, options: AuditOptions, report: Report, tasks: list[_TaskAudit]
 ) -> None:
     """Fill `tasks`, and play the first attempts at each."""
-    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(endpoint, EmbeddedEndpoint)
-    registry = endpoint.registry
+    registry = registry_of(d)
     catalogue = registry.catalogue
     run = options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
     stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)

@@ -21,6 +21,7 @@ from decathlon_mcp.plugins.audit.report import Cost
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.repeated_calls import recorded_calls
 from decathlon_mcp.plugins.history.values import EpisodeQuery
+from decathlon_mcp.sandboxes.machine_limits import available_bytes
 from decathlon_mcp.storage.disk import new_file
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory
@@ -31,7 +32,7 @@ RUN_LABEL, POLICY_LABEL = "run", "policy"
 PLAY_SECONDS = 600.0
 """What a policy may take; its attempt is graded as it is then."""
 EVALUATE_SECONDS = 3600.0
-_MIB = 1024.0
+_MIB = 1 << 20
 
 
 class Reading(NamedTuple):
@@ -46,9 +47,7 @@ class Reading(NamedTuple):
         times = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:8]
         user, nice, system, _, _, irq, soft_irq = map(int, times)
         busy = (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-        free = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
-        return cls(time.monotonic(), busy, free / _MIB)
+        return cls(time.monotonic(), busy, (available_bytes() or 0) / _MIB)
 
 
 @dataclass(frozen=True, slots=True)
