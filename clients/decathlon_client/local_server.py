@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.to_thread
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 COMMAND = "decathlon-mcp"
 READY_SECONDS = 120.0
 """How long a start may take, with the first sandbox of a Docker engine."""
-DRAIN_SECONDS, STOP_SECONDS = 30.0, 15.0
+DRAIN_SECONDS, STOP_SECONDS = 30.0, 30.0
 """How long a server that stops waits for gradings, unless `drain_seconds` is set, and time for all else."""
 POLL_SECONDS = 0.05
 """Between two looks for the file with the URL. A start takes a second."""
@@ -78,8 +78,9 @@ class ChildServer:
     """A server in a process of its own, which ends with this process.
 
     `command` starts `decathlon-mcp`; see `find_program`. `settings` are options of `serve` by name:
-    `max_sandboxes=64`, `merge_pages=True`. `environment` and `cwd`: None for this process's own. `start`
-    waits until `url` can be used, and `close` must be called.
+    `max_sandboxes=64`, `merge_pages=True`. `environment` and `cwd`: None for this process's own.
+    `shares_stderr`: its log goes to this process's stderr, and not into an error. `start` waits until `url`
+    can be used, and `close` must be called.
     """
 
     def __init__(
@@ -90,10 +91,11 @@ class ChildServer:
         *,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        shares_stderr: bool = False,
     ) -> None:
         self.url = ""
         stop_seconds = float(settings.get("drain_seconds", DRAIN_SECONDS)) + STOP_SECONDS
-        words = [*command, "serve", "--port", "0", *options(suites, settings)]
+        words = [*command, "serve", *options(suites, {"port": 0, **settings})]
         self._folder = Path(tempfile.mkdtemp(prefix="decathlon-server-"))
         guard = [sys.executable, "-I", "-c", _GUARD, str(self._folder), str(stop_seconds)]
         try:
@@ -102,7 +104,7 @@ class ChildServer:
                     [*guard, *words, "--ready-file", str(self._folder / "url")],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
-                    stderr=server_log,
+                    stderr=None if shares_stderr else server_log,
                     env=environment,
                     cwd=cwd,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the server
@@ -112,18 +114,23 @@ class ChildServer:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
+    @property
+    def status(self) -> int | None:
+        """The exit status of a server that has ended; None while it runs."""
+        return self._process.poll()
+
     def start(self) -> str:
         """Wait until the server is ready; returns its URL. Raises ClientError with the end of its log."""
         deadline = time.monotonic() + READY_SECONDS
         while not self.url:
             with suppress(FileNotFoundError):
                 self.url = (self._folder / "url").read_text().strip()
-            status = self._process.poll()
+            status = self.status
             if status is not None or time.monotonic() > deadline:
                 what = f"ended with status {status}" if status is not None else "is not ready"
                 log_text = (self._folder / "log").read_text(errors="replace").strip()
                 raise ClientError(
-                    f"the server {what}: {log_text[-LOG_CHARACTERS:] or 'it printed nothing'}",
+                    f"the server {what}: {log_text[-LOG_CHARACTERS:] or 'see its output'}",
                     code="server_not_started",
                 )
             time.sleep(POLL_SECONDS)
@@ -271,7 +278,9 @@ def options(suites: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
         flag = f"--{name.replace('_', '-')}"
         if value is None:
             continue
-        if isinstance(value, bool):
+        if isinstance(value, (list, tuple)):
+            words += [word for one in cast("Sequence[Any]", value) for word in options((), {name: one})]
+        elif isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         elif isinstance(value, (str, int, float, Path)):
             words += [flag, str(value)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
@@ -39,10 +38,14 @@ class Note:
 
 
 class NoteSender:
-    """Sends an episode's notes one after the other. `add` never waits and never raises."""
+    """Sends an episode's notes one after the other. `add` never waits and never raises.
 
-    def __init__(self, episode: Episode) -> None:
+    `counts_calls`: whether this client makes the calls; otherwise a note's place is where it arrives.
+    """
+
+    def __init__(self, episode: Episode, *, counts_calls: bool = True) -> None:
         self._episode = episode
+        self._counts_calls = counts_calls
         self._waiting: deque[Note] = deque()
         self._added = anyio.Event()
         self._sending = anyio.Lock()
@@ -51,7 +54,7 @@ class NoteSender:
     def add(self, text: str, role: NoteRole = "assistant", usage: Mapping[str, float] | None = None) -> None:
         """Send a note soon, placed after the calls that were made until now."""
         if text and len(self._waiting) < MAX_WAITING and not self._has_failed:
-            calls = self._episode._calls  # pyright: ignore[reportPrivateUsage]
+            calls = self._episode._calls if self._counts_calls else None  # pyright: ignore[reportPrivateUsage]
             self._waiting.append(Note(text, role, usage, calls))
             self._added.set()
 
@@ -71,13 +74,13 @@ class NoteSender:
                     await self._episode.note(note.text, role=note.role, usage=note.usage, calls=note.calls)
                 except ClientError as error:
                     self._has_failed = True
-                    _log_loss(self._episode.page or self._episode.public_id, error)
+                    _log_loss(self._episode, error.message)
 
 
 @asynccontextmanager
-async def sending_notes(episode: Episode) -> AsyncGenerator[NoteSender]:
+async def sending_notes(episode: Episode, *, counts_calls: bool = True) -> AsyncGenerator[NoteSender]:
     """A sender for the time of the context; at its end, what waits is sent, for at most `FLUSH_SECONDS`."""
-    sender = NoteSender(episode)
+    sender = NoteSender(episode, counts_calls=counts_calls)
     async with background_tasks() as tasks:
         tasks.start_soon(sender.run)
         try:
@@ -87,28 +90,24 @@ async def sending_notes(episode: Episode) -> AsyncGenerator[NoteSender]:
                 await sender.flush()
 
 
-def send_notes(episode: sync.Episode, messages: Iterable[Mapping[str, Any]]) -> None:
+async def send_conversation(episode: Episode, messages: Iterable[Mapping[str, Any]]) -> None:
     """Send the notes of a finished conversation, before its grading, for at most `FLUSH_SECONDS`.
 
     Never raises a ClientError: what cannot be sent is logged.
     """
-    deadline = time.monotonic() + FLUSH_SECONDS
     try:
-        for note in notes_of(messages):
-            remaining = max(0.0, deadline - time.monotonic())
-            episode.note(note.text, role=note.role, calls=note.calls, timeout=remaining)
-    except ClientError as error:
-        _log_loss(episode.page or episode.public_id, error)
-
-
-async def send_conversation(episode: Episode, messages: Iterable[Mapping[str, Any]]) -> None:
-    """As `send_notes`, of an asynchronous episode."""
-    try:
-        with anyio.move_on_after(FLUSH_SECONDS):
+        with anyio.fail_after(FLUSH_SECONDS):
             for note in notes_of(messages):
                 await episode.note(note.text, role=note.role, calls=note.calls)
     except ClientError as error:
-        _log_loss(episode.page or episode.public_id, error)
+        _log_loss(episode, error.message)
+    except TimeoutError:
+        _log_loss(episode, f"they took longer than {FLUSH_SECONDS:g} s")
+
+
+def send_notes(episode: sync.Episode, messages: Iterable[Mapping[str, Any]]) -> None:
+    """As `send_conversation`, of a synchronous episode."""
+    cast("Any", episode)._loop.run(send_conversation, episode, messages)
 
 
 def notes_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Note]:
@@ -133,5 +132,5 @@ def text_of(content: object) -> str:
     return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
-def _log_loss(name: str, error: ClientError) -> None:
-    log.warning("Notes of episode %s are lost: %s", name, error.message)
+def _log_loss(episode: Episode, reason: str) -> None:
+    log.warning("Notes of episode %s are lost: %s", episode.page or episode.public_id, reason)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from decathlon_client.client_values import JsonObject, as_objects
 from decathlon_client.script import Step, read_steps, workspace_in
@@ -182,29 +182,6 @@ def response(request: JsonObject, steps: Sequence[Step], thought: str | None = N
     }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    steps_for: ClassVar[ChooseSteps]
-    thought: ClassVar[str | None]
-
-    def do_POST(self) -> None:
-        request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if not self.path.endswith(("/responses", "/chat/completions")):
-            self.send_error(404)  # inspect-ai would have tokens counted
-            return
-        answer = response if self.path.endswith("/responses") else chat_completion
-        reply = answer(request, type(self).steps_for(request), self.thought)
-        streams = answer is chat_completion and request.get("stream")
-        body = chat_events(reply) if streams else json.dumps(reply).encode()
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream" if streams else "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Logs nothing: stderr belongs to the tests."""
-
-
 @contextmanager
 def scripted_model(steps: Sequence[Step] | ChooseSteps, thought: str | None = None) -> Generator[str]:
     """Serve a model that plays `steps`, or the steps that a function chooses for each request.
@@ -213,10 +190,24 @@ def scripted_model(steps: Sequence[Step] | ChooseSteps, thought: str | None = No
     """
     choose: ChooseSteps = steps if callable(steps) else lambda request: steps
 
-    class Handler(_Handler):
-        steps_for = staticmethod(choose)
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if not self.path.endswith(("/responses", "/chat/completions")):
+                self.send_error(404)  # inspect-ai would have tokens counted
+                return
+            answer = response if self.path.endswith("/responses") else chat_completion
+            reply = answer(request, choose(request), thought)
+            streams = answer is chat_completion and request.get("stream")
+            body = chat_events(reply) if streams else json.dumps(reply).encode()
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream" if streams else "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-    Handler.thought = thought
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Logs nothing: stderr belongs to the tests."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

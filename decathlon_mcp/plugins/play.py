@@ -14,6 +14,7 @@ import anyio.to_thread
 from cyclopts import Parameter
 from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.client_values import server_url
+from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import ScriptError, play_script, read_script
 
@@ -24,6 +25,7 @@ from decathlon_mcp.cli.output import print_json, this_command
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.serve import ListenAddress, serve_at
 from decathlon_mcp.cli.usage import report
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.http.application import Page
@@ -139,6 +141,13 @@ def connect(settings: Settings | None, url: str | None) -> Decathlon:
         return Decathlon(url)
     except ValueError as error:
         raise BadRequestError(str(error)) from None
+
+
+def registry_of(d: Decathlon) -> EpisodeRegistry:
+    """The server in this process of an open client of `connect`."""
+    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(endpoint, EmbeddedEndpoint)
+    return endpoint.registry
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def test_settings_become_options_of_serve() -> None:
         ["starter", "x"], {"max_sandboxes": 4, "merge_pages": True, "hand_over": False, "image": None}
     )
     assert " ".join(words) == "--suite starter --suite x --max-sandboxes 4 --merge-pages --no-hand-over"
+    assert options([], {"allowed_host": ["a", "b"]}) == ["--allowed-host", "a", "--allowed-host", "b"]
     with pytest.raises(TypeError, match="labels: a text, a number or a bool"):
         options([], {"labels": {}})
     with pytest.raises(TypeError, match="the one at `url` runs"):

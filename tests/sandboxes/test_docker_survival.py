@@ -28,21 +28,17 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 # Creation
 
 
-@pytest.mark.parametrize("version", ["20.10.24+dfsg1", "29.1.0"])
+@pytest.mark.parametrize(("keeping", "keeps"), [("1.24", True), ("9.99", False)])
 async def test_surviving_container_is_kept_by_its_engine(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch, version: str
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, keeping: str, keeps: bool
 ) -> None:
     """Its input stays open, and it has no AutoRemove on an engine that would then remove it."""
-
-    def answer(*_arguments: Any, **_options: Any) -> dict[str, str]:
-        return {"Version": version, "ApiVersion": "1.41"}
-
-    monkeypatch.setattr(APIClient, "version", answer)
+    monkeypatch.setattr("decathlon_mcp.plugins.docker.engine.KEEPING_API_VERSION", keeping)
     spec = docker.new_spec(survives=True)
     async with docker.provider.open(spec):
         container = docker.engine.inspect_container(f"decathlon-{spec.name}")
     assert not container["Config"]["StdinOnce"]
-    assert container["HostConfig"]["AutoRemove"] == version.startswith("29")
+    assert container["HostConfig"]["AutoRemove"] == keeps
     await docker.assert_nothing_left()
 
 

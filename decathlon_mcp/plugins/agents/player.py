@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,9 +18,10 @@ from typing import Any
 
 import anyio
 import httpx2
-from decathlon_client import ClientError, Episode
+from decathlon_client import Episode
 from decathlon_client.client_values import as_object, as_objects
-from decathlon_client.notes import text_of
+from decathlon_client.notes import NoteSender, sending_notes, text_of
+from decathlon_client.sdk import UNCOMPRESSED, bound_response
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.output import without_controls
@@ -33,7 +33,6 @@ from decathlon_mcp.plugins.agents.agent_programs import Program, configure
 from decathlon_mcp.plugins.agents.launch import Launcher
 from decathlon_mcp.plugins.agents.reach import Reached, relay_connections
 from decathlon_mcp.plugins.agents.serving import EmbeddedServer, PlayingApp, playing
-from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 from decathlon_mcp.validation import quoted
 
@@ -41,12 +40,7 @@ NOTE_SECONDS = 1.0
 """Time between two notes: a line each would be thousands."""
 MAX_NOTES_BYTES = 8 << 20
 """How much of a program's output becomes notes. A log of an episode has 256 MiB for all of it."""
-NOTE_LIMIT_SECONDS = 3.0
-"""How long a note may take: grading waits for the last one."""
 _LAST_CHARACTERS = 500
-
-log = logging.getLogger("decathlon.agents")
-
 
 AGENT_LABEL, ISOLATION_LABEL, VERSION_LABEL = "agent", "agent_isolation", "agent_version"
 MODEL_LABEL = "model"
@@ -93,10 +87,11 @@ class AgentPlayer:
     async def __call__(self, episode: Episode) -> int | None:
         """Run the program until it ends, or its time is over. Raises ProgramFailedError, DecathlonError."""
         assert self.server is not None
-        output, reached = _Output(episode), Reached()
-        status = None
-        with anyio.move_on_after(self.seconds) as limit:
-            status = await self._run(self.server, episode, output, reached)
+        status, reached = None, Reached()
+        async with sending_notes(episode, counts_calls=False) as notes:
+            output = _Output(notes)
+            with anyio.move_on_after(self.seconds) as limit:
+                status = await self._run(self.server, episode, output, reached)
         self.last_output = output.last or "(nothing)"
         if status is None and not limit.cancelled_caught:
             raise ProgramFailedError(f"{self.program.name} was not started: {self.last_output}")
@@ -149,17 +144,16 @@ class AgentPlayer:
                         sys.stderr.flush()
                 return await running.wait()
             finally:
-                await output.send()
+                output.end_note()
 
 
 class _Output:
     """What a program writes, as notes of its episode."""
 
-    def __init__(self, episode: Episode) -> None:
-        self._episode = episode
+    def __init__(self, notes: NoteSender) -> None:
+        self._notes = notes
         self._waiting = ""
         self._remaining_bytes = MAX_NOTES_BYTES
-        self._sending = anyio.Lock()
         self.last = ""
         """The end of what was written."""
 
@@ -174,24 +168,16 @@ class _Output:
             self._waiting += f"\n[further output is not kept: a program has {MAX_NOTES_BYTES >> 20} MiB]\n"
 
     async def run(self) -> None:
-        """Send notes until cancelled."""
+        """Make notes until cancelled."""
         while True:
             await anyio.sleep(NOTE_SECONDS)
-            await self.send()
+            self.end_note()
 
-    async def send(self) -> None:
-        """Send what has come since the last note, also if this is cancelled meanwhile."""
-        with anyio.move_on_after(NOTE_LIMIT_SECONDS, shield=True):
-            async with self._sending:
-                text, self._waiting = self._waiting, ""
-                if not text.strip():
-                    return
-                try:
-                    await self._episode.note(text)
-                except ClientError as error:
-                    self._remaining_bytes = 0
-                    why = fields(episode=self._episode.public_id, why=error.message)
-                    log.warning("the output of a program is not kept", extra=why)
+    def end_note(self) -> None:
+        """Make a note of what has come since the last one."""
+        text, self._waiting = self._waiting, ""
+        if text.strip():
+            self._notes.add(text)
 
 
 KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
@@ -199,7 +185,6 @@ KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 DEFAULT_URL = "https://api.openai.com/v1"
 ANSWER_SECONDS, CONNECT_SECONDS = 600.0, 20.0
 """How long a model may take for an answer, as in the SDKs of its makers, and to be connected to."""
-MAX_ANSWER_BYTES = 8 << 20
 TRIES = 5
 """How often a request is sent that failed for a reason that may pass."""
 MAX_DELAY_SECONDS = 60.0
@@ -236,6 +221,10 @@ class ModelPlayer:
 
     async def __call__(self, episode: Episode) -> int:
         """Play until the end of the attempt. Raises ModelFailedError, ClientError."""
+        async with sending_notes(episode) as notes:
+            return await self._play(episode, notes)
+
+    async def _play(self, episode: Episode, notes: NoteSender) -> int:
         messages: list[JsonObject] = [{"role": "user", "content": episode.prompt}]
         tools = [tool.function for tool in episode.tools]
         for turn in range(self.turns):
@@ -250,7 +239,7 @@ class ModelPlayer:
                 return turn
             message = _message_of(completion)
             messages.append(message)
-            await _note(episode, message, completion)
+            notes.add(text_of(message.get("content")), usage=_usage_of(completion))
             calls = as_objects(message.get("tool_calls"))
             for call in calls:
                 function = as_object(call.get("function")) or {}
@@ -284,51 +273,30 @@ class Endpoint:
             is_last = number == TRIES - 1
             delay = 2.0**number
             try:
-                status, headers, answer = await self._send(body)
+                response = await self._client.post(f"{self.url}/chat/completions", content=body)
             except (httpx2.TransportError, httpx2.InvalidURL) as error:
                 why = without_credentials(str(error)) or type(error).__name__
                 if is_last:
                     raise ModelFailedError(f"the model at {self.place} cannot be reached: {why}") from error
             else:
+                status = response.status_code
                 if status == 200:
                     with suppress(ValueError, RecursionError):
-                        if (completion := as_object(json.loads(answer))) is not None:
+                        if (completion := as_object(json.loads(response.content))) is not None:
                             return completion
                     raise ModelFailedError(
                         f"the model at {self.place} answered with something other than JSON"
                     )
-                text = " ".join(answer.decode("utf-8", "replace").split())
+                text = " ".join(response.content.decode("utf-8", "replace").split())
                 text = text.replace(self.key, "[key]") if self.key else text
                 failure = f"the model at {self.place} answered {status}: {text[:_MESSAGE_CHARACTERS]}"
                 if status in TOO_LONG:
                     raise RequestRefusedError(failure)
                 if is_last or status not in PASSING:
                     raise ModelFailedError(failure)
-                delay = _asked_delay(headers, delay)
+                delay = _asked_delay(response.headers, delay)
             await anyio.sleep(delay)
         raise AssertionError("the last try has raised")
-
-    async def _send(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of an answer.
-
-        Raises TransportError, and ModelFailedError for an answer that is long or compressed.
-        """
-        # Not compressed: 400 KB of an answer can become 400 MiB before its length is known.
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        answer = bytearray()
-        path = f"{self.url}/chat/completions"
-        async with self._client.stream("POST", path, content=body, headers=headers) as response:
-            if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-                raise ModelFailedError(f"the model at {self.place} compresses its answers, unasked")
-            async for chunk in response.aiter_raw():
-                answer += chunk
-                if len(answer) > MAX_ANSWER_BYTES:
-                    raise ModelFailedError(
-                        f"the model at {self.place} answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
-                    )
-            return response.status_code, response.headers, bytes(answer)
 
 
 @asynccontextmanager
@@ -347,7 +315,11 @@ async def model_endpoint(url: str | None) -> AsyncGenerator[Endpoint]:
     if not chosen.startswith(("http://", "https://")):
         raise BadRequestError(f"--base-url {quoted(without_credentials(chosen))}: http or https was expected")
     timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-    async with httpx2.AsyncClient(timeout=timeout) as client:
+    headers = {"Content-Type": "application/json", **UNCOMPRESSED}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    hooks = {"response": [bound_response]}
+    async with httpx2.AsyncClient(timeout=timeout, headers=headers, event_hooks=hooks) as client:
         yield Endpoint(chosen, key, client)
 
 
@@ -360,19 +332,15 @@ def _message_of(completion: JsonObject) -> JsonObject:
     return {"role": "assistant", **{name: value for name, value in message.items() if value is not None}}
 
 
-async def _note(episode: Episode, message: JsonObject, completion: JsonObject) -> None:
-    """Note the model's words and its tokens in the episode's record."""
+def _usage_of(completion: JsonObject) -> dict[str, float]:
+    """The model's tokens."""
     counted: Mapping[str, Any] = as_object(completion.get("usage")) or {}
     names = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
-    usage = {
+    return {
         name: counted[theirs]
         for name, theirs in names.items()
         if isinstance(counted.get(theirs), int) and 0 <= counted[theirs] < 1 << 31
     }
-    if text := text_of(message.get("content")):
-        # An episode has a limit of notes; the attempt goes on without more.
-        with suppress(ClientError):
-            await episode.note(text, usage=usage)
 
 
 def _asked_delay(headers: Mapping[str, str], default: float) -> float:

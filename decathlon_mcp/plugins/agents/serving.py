@@ -16,7 +16,6 @@ import anyio
 from anyio.abc import SocketStream
 from cyclopts import Parameter
 from decathlon_client import ClientError, Decathlon, Episode, NoVerdictError
-from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -47,7 +46,7 @@ from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.http.server import Server
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.plugins.play import connect, redirect_logs
+from decathlon_mcp.plugins.play import connect, redirect_logs, registry_of
 from decathlon_mcp.plugins.shell import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state
@@ -82,20 +81,17 @@ async def embedded_server(
     d: Decathlon, settings: Settings, hosts: AllowedHosts | None = None
 ) -> AsyncGenerator[EmbeddedServer]:
     """The server of an open `Decathlon.embedded`."""
-    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(endpoint, EmbeddedEndpoint)
+    registry = registry_of(d)
     max_body_bytes = settings.max_body_mib << 20
-    app = http_app(endpoint.registry, hosts=hosts, max_body_bytes=max_body_bytes)
+    app = http_app(registry, hosts=hosts, max_body_bytes=max_body_bytes)
     limits = ConnectionLimits.for_bodies(max_body_bytes)
     async with app.running():
-        yield EmbeddedServer(endpoint.registry, app, limits)
+        yield EmbeddedServer(registry, app, limits)
 
 
 def report_isolation(d: Decathlon, tasks: Iterable[str]) -> None:
     """Say on stderr which of the tasks' suites an open `Decathlon.embedded` serves without isolation."""
-    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(endpoint, EmbeddedEndpoint)
-    registry = endpoint.registry
+    registry = registry_of(d)
     suites = sorted({registry.catalogue.entry(task)[0].name for task in tasks})
     for suite in suites:
         if registry.factory(suite).provider.isolation == "none":

@@ -18,10 +18,8 @@ import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon
 from decathlon_client.client_values import Task as DescribedTask
-from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step
-from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
@@ -38,14 +36,13 @@ from decathlon_mcp.plugins.audit.report import (
     INTERRUPTED,
     OF_THE_SERVER,
     PAYS_ALREADY,
-    Cost,
     Finding,
     Policy,
     Report,
     TaskReport,
 )
-from decathlon_mcp.plugins.audit.steadiness import GRADED_AGAIN, Unsteady, find_unsteady
-from decathlon_mcp.plugins.play import connect, redirect_logs
+from decathlon_mcp.plugins.audit.steadiness import find_unsteady
+from decathlon_mcp.plugins.play import connect, redirect_logs, registry_of
 from decathlon_mcp.plugins.regrade.regrading import Regrader
 from decathlon_mcp.sandboxes.machine_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
@@ -55,7 +52,6 @@ from decathlon_mcp.suites.tasks import Task
 MAX_OMISSIONS = 30
 """Steps of a solution that are left out one by one."""
 TOLERANCE = 1e-9
-COSTS = TypeAdapter(dict[str, Cost])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +113,7 @@ async def _begin(
     d: Decathlon, state: Path, options: AuditOptions, report: Report, tasks: list[_TaskAudit]
 ) -> None:
     """Fill `tasks`, and play the first attempts at each."""
-    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(endpoint, EmbeddedEndpoint)
-    registry = endpoint.registry
+    registry = registry_of(d)
     catalogue = registry.catalogue
     run = options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
     stored, launch_times = await anyio.to_thread.run_sync(read_stored, state, run)
@@ -131,10 +125,8 @@ async def _begin(
     places = anyio.CapacityLimiter(options.jobs)
     attempts = Attempts(d, state, run, launch_times, stored, places, report.advance)
     report.begin(run, options.policies, len(names), len(stored))
-    regrader, folder = Regrader(registry), state / "audit"
-    again = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}-again.json", GRADED_AGAIN)
-    costs = await anyio.to_thread.run_sync(KeptResults, folder / f"{run}.json", COSTS)
-    shared = options, attempts, regrader, again, costs, report
+    kept = await anyio.to_thread.run_sync(KeptResults.of_file, state / "audit" / f"{run}.json")
+    shared = options, attempts, Regrader(registry), kept, report
     tasks += [_TaskAudit(TaskReport(task=name), *catalogue.find(name), *shared) for name in names]
     listed = {task.id: task for task in await d.tasks()}
     for each in tasks:
@@ -174,10 +166,7 @@ class _TaskAudit:
     options: AuditOptions
     attempts: Attempts
     regrader: Regrader
-    graded_again: KeptResults[Unsteady | None]
-    """What was found when attempts were graded again, by their episodes."""
-    costs: KeptResults[Cost]
-    """Of the tasks, measured also by earlier audits."""
+    kept: KeptResults
     report: Report
     target: Target | None = None
     empty: Attempt | None = None
@@ -216,9 +205,10 @@ class _TaskAudit:
     def _add_cost(self, empty: Attempt, looked: Attempt, calls: int) -> None:
         """Add what the first attempts took, as far as they were played now or in an earlier audit. Blocks."""
         name = self.found.task
-        self.found.cost = cost_of(empty, looked, calls, self.costs.known.get(name))
+        self.found.cost = cost_of(empty, looked, calls, self.kept.costs.get(name))
         if self.found.cost is not None:
-            self.costs.keep(name, self.found.cost)
+            self.kept.costs[name] = self.found.cost
+            self.kept.write()
 
     async def finish_in(self, places: anyio.CapacityLimiter) -> None:
         async with places:
@@ -417,15 +407,17 @@ class _TaskAudit:
             self.found.notes.append(f"of its solution these cost nothing: {'; '.join(free)}")
 
     async def _steadiness(self, attempt: Attempt) -> None:
-        known, episode = self.graded_again, attempt.episode
-        if episode not in known.known:
+        known, episode = self.kept.graded_again, attempt.episode
+        if episode not in known:
             try:
-                found = await find_unsteady(self.regrader, self.attempts.state / "episodes" / episode)
+                known[episode] = await find_unsteady(
+                    self.regrader, self.attempts.state / "episodes" / episode
+                )
             except DecathlonError as error:
                 self.found.skipped["steadiness"] = error.message
                 return
-            await anyio.to_thread.run_sync(known.keep, episode, found)
-        unsteady = known.known[episode]
+            self.kept.write()  # not in a thread, in which tasks would write the file at once
+        unsteady = known[episode]
         if unsteady is not None:
             what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
             reason = f" ({unsteady.last_line})" if unsteady.last_line else ""

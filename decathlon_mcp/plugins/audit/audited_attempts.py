@@ -5,33 +5,33 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, Self
 
 import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.client_values import JsonObject, Verdict
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from decathlon_mcp.plugins.audit.policies import Play
 from decathlon_mcp.plugins.audit.report import Cost
+from decathlon_mcp.plugins.audit.steadiness import Unsteady
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.repeated_calls import recorded_calls
 from decathlon_mcp.plugins.history.values import EpisodeQuery
+from decathlon_mcp.sandboxes.machine_limits import available_bytes
 from decathlon_mcp.storage.disk import new_file
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import public_id
 
-T = TypeVar("T")
 RUN_LABEL, POLICY_LABEL = "run", "policy"
 PLAY_SECONDS = 600.0
 """What a policy may take; its attempt is graded as it is then."""
 EVALUATE_SECONDS = 3600.0
-_MIB = 1024.0
+_MIB = 1 << 20
 
 
 class Reading(NamedTuple):
@@ -46,9 +46,7 @@ class Reading(NamedTuple):
         times = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:8]
         user, nice, system, _, _, irq, soft_irq = map(int, times)
         busy = (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-        free = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
-        return cls(time.monotonic(), busy, free / _MIB)
+        return cls(time.monotonic(), busy, (available_bytes() or 0) / _MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,26 +159,30 @@ def _replies(folder: Path) -> list[tuple[str, JsonObject, bool, str]]:
         return []
 
 
-@dataclass(slots=True)
-class KeptResults(Generic[T]):
-    """Results that an audit keeps in a file, so that one that goes on has them."""
+class KeptResults(BaseModel):
+    """Results that an audit keeps in a file of some kilobytes, so that one that goes on has them."""
 
-    file: Path
-    adapter: TypeAdapter[dict[str, T]]
-    known: dict[str, T] = field(init=False)
+    costs: dict[str, Cost] = {}
+    """Of the tasks, measured also by earlier audits."""
+    graded_again: dict[str, Unsteady | None] = {}
+    """What was found when attempts were graded again, by their episodes."""
+    _file: Path = PrivateAttr()
 
-    def __post_init__(self) -> None:
-        """Read what an earlier audit has kept; nothing if it cannot be read. Blocks."""
-        self.known = {}
-        with suppress(OSError, ValidationError):
-            self.known = self.adapter.validate_json(self.file.read_bytes())
+    @classmethod
+    def of_file(cls, file: Path) -> Self:
+        """What an earlier audit has kept; nothing if it cannot be read."""
+        try:
+            kept = cls.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError):
+            kept = cls()
+        kept._file = file
+        return kept
 
-    def keep(self, name: str, result: T) -> None:
-        """Blocks."""
-        self.known[name] = result
-        self.file.parent.mkdir(exist_ok=True)
-        with new_file(self.file, self.file.with_suffix(".new")) as file:
-            file.write(self.adapter.dump_json(self.known))
+    def write(self) -> None:
+        """Write the file. Raises OSError."""
+        self._file.parent.mkdir(exist_ok=True)
+        with new_file(self._file, self._file.with_suffix(".new")) as file:
+            file.write(self.model_dump_json().encode())
 
 
 def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], dict[str, str]]:

@@ -32,7 +32,6 @@ from decathlon_mcp.plugins.audit.abilities import (
 )
 from decathlon_mcp.plugins.audit.answers import Answers, search_command
 from decathlon_mcp.plugins.audit.attacks import Attack, shell_command
-from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.suites.documents import read_text
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -261,13 +260,11 @@ def omissions(target: Target, steps: Sequence[Step]) -> list[tuple[str, list[Ste
 
 
 def find_oracle(target: Target) -> list[Step] | None:
-    """The script that solves a task: bundled, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
+    """The script that solves a task: `oracles/TASK.jsonl` in or beside its suite. Blocks.
 
     Raises SuiteError for an unreadable script.
     """
     suite, task = target.suite, target.task.id
-    if suite.path == suite_path():
-        return oracle(task) if task in oracle_ids() else None
     for folder in (suite.path, suite.path.parent):
         file = folder / "oracles" / f"{task}.jsonl"
         if file.is_file():

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-from pydantic import TypeAdapter
 
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.grading.verdict import Verdict
@@ -73,9 +72,6 @@ class Unsteady:
     before: str
     after: str
     last_line: str
-
-
-GRADED_AGAIN = TypeAdapter(dict[str, Unsteady | None])
 
 
 async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:

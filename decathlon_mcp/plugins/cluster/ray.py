@@ -7,18 +7,14 @@ whose response stays open as long as the episode. Everything else goes from the 
 
 from __future__ import annotations
 
-import ctypes
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import ray
+from decathlon_client.local_server import ChildServer, options
 from ray import serve
 from ray.exceptions import RayError
 from starlette.requests import Request
@@ -36,15 +32,10 @@ MAX_QUEUED_REQUESTS = 4096
 """Starts that may wait for a place; Serve refuses more. Serve counts only starts without a place."""
 OTHER_REQUESTS = 8
 """Requests at the same time for each replica that are not episodes."""
-START_SECONDS = 120.0
-"""Ray starts all nodes at once, and each of them may take back the episodes of a dead server."""
-STOP_SECONDS = 30.0
-"""How long a server may take to stop, beyond its own drain (`--drain-seconds`)."""
 HEALTH_SECONDS = 5.0
 FORGET_SECONDS = 4 * HEALTH_SECONDS
 """A node that has not been heard of for so long is not listed any more."""
 DIRECTORY = "decathlon-directory"
-PR_SET_PDEATHSIG = 1
 
 
 def app(arguments: Mapping[str, Any]) -> serve.Application:
@@ -55,13 +46,14 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
     beside their addresses. Others are the options of `decathlon-mcp serve` by name, with `_` for `-`; what
     they leave unset, the `DECATHLON_*` variables of each node set. Raises SettingsError.
     """
-    options = dict(arguments)
-    nodes = _count("nodes", options.pop("nodes", None))
-    max_queued = _count("max_queued_requests", options.pop("max_queued_requests", MAX_QUEUED_REQUESTS))
-    if refused := sorted({"host", "public_url", "ready_file"} & set(options)):
+    # Serve's command line has text only. A flag that is false is left out.
+    given = {name: value == "true" or value for name, value in arguments.items()}
+    given = {name: value for name, value in given.items() if str(value) not in ("False", "false")}
+    nodes = _count("nodes", given.pop("nodes", None))
+    max_queued = _count("max_queued_requests", given.pop("max_queued_requests", MAX_QUEUED_REQUESTS))
+    if refused := sorted({"host", "public_url", "ready_file"} & set(given)):
         raise SettingsError(f"{refused[0]}: each node has its own, which its replica sets")
-    flags = [part for name, value in options.items() for part in _flag(name, value)]
-    settings = _settings(flags)
+    settings = _settings(given)
     if settings.tokens is None:
         raise SettingsError(
             "tokens: the nodes' servers can be reached from other machines; give tokens=FILE, a file that "
@@ -73,8 +65,8 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
         max_queued_requests=max_queued,
         ray_actor_options={"num_cpus": 0, "resources": {RESOURCE: 1}},
     )
-    names = options.get("allowed_host", ())
-    return deployment.bind(flags, (names,) if isinstance(names, str) else tuple(names))
+    names = given.get("allowed_host", ())
+    return deployment.bind(given, (names,) if isinstance(names, str) else tuple(names))
 
 
 def _count_nodes() -> int:
@@ -88,20 +80,9 @@ def _count_nodes() -> int:
     return count
 
 
-def _flag(name: str, value: object) -> list[str]:
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(value, (list, tuple)):
-        return [part for item in value for part in _flag(name, item)]
-    if value is True or value == "true":
-        return [flag]
-    if value is False or value == "false":
-        return []
-    return [flag, str(value)]
-
-
-def _settings(flags: list[str]) -> Settings:
+def _settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a server with these options. Exits with a message for an invalid option."""
-    _, bound, _ = command_line.parse_args(["serve", *flags])
+    _, bound, _ = command_line.parse_args(["serve", *options((), given)])
     return bound.arguments.get("settings", SERVER_DEFAULTS)
 
 
@@ -135,10 +116,12 @@ class Directory:
 class Replica:
     """One node: its server, and the requests that Serve sends here."""
 
-    def __init__(self, flags: list[str], names: tuple[str, ...]) -> None:
-        """`names`: host names of the cluster."""
-        self._server = ServerProcess(ray.util.get_node_ip_address(), flags)
-        self._node = Node(self._server.url, self._nodes, names)
+    def __init__(self, given: Mapping[str, Any], names: tuple[str, ...]) -> None:
+        """`given`: options of `serve`. `names`: host names of the cluster. Raises ClientError."""
+        command = [sys.executable, "-m", "decathlon_mcp.cli"]
+        own = {"host": ray.util.get_node_ip_address(), "drain_seconds": _settings(given).drain_seconds}
+        self._server = ChildServer(command, (), {**given, **own}, shares_stderr=True)
+        self._node = Node(self._server.start(), self._nodes, names)
         self._directory: Any = None
 
     async def __call__(self, request: Request) -> Response:
@@ -147,7 +130,9 @@ class Replica:
 
     async def check_health(self) -> None:
         """Serve calls this every few seconds, and replaces a replica for which it fails."""
-        self._server.check()
+        # After a crash, its supervisor starts the server again.
+        if (status := self._server.status) is not None:
+            raise RuntimeError(f"the node's server has ended with status {status}")
         await self._note()
 
     async def _note(self) -> None:
@@ -168,51 +153,4 @@ class Replica:
 
     def __del__(self) -> None:
         if hasattr(self, "_server"):
-            self._server.stop()
-
-
-class ServerProcess:
-    """A server as a child process, which ends with this one, whatever ends it. `url`: where it serves."""
-
-    def __init__(self, host: str, flags: list[str]) -> None:
-        """Start it, and wait until it serves. Raises RuntimeError if it ends instead, or takes too long."""
-        self._stop_seconds = _settings(flags).drain_seconds + STOP_SECONDS
-        self._folder = tempfile.TemporaryDirectory(prefix="decathlon-node-", ignore_cleanup_errors=True)
-        ready = Path(self._folder.name) / "ready"
-        port = [] if "--port" in flags else ["--port", "0"]
-        command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--host", host, *port, *flags]
-        self._process = subprocess.Popen(
-            [*command, "--ready-file", str(ready)],
-            stdin=subprocess.DEVNULL,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  (it only sets an attribute of the process)
-        )
-        deadline = time.monotonic() + START_SECONDS
-        while not (ready.exists() and ready.read_text()):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise RuntimeError("the node's server did not start; the replica's log says why")
-            time.sleep(0.05)
-        self.url = ready.read_text().strip()
-
-    def check(self) -> None:
-        """Raises RuntimeError if it has ended. After a crash, its supervisor starts it again."""
-        if (status := self._process.poll()) is not None:
-            raise RuntimeError(f"the node's server has ended with status {status}")
-
-    def stop(self) -> None:
-        """Stop it as SIGTERM does: its episodes end, its sandboxes are removed."""
-        self._process.terminate()
-        try:
-            self._process.wait(self._stop_seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        finally:
-            self._folder.cleanup()
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            self._server.close()

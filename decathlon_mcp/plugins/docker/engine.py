@@ -12,21 +12,18 @@ import base64
 import json
 import logging
 import os
-import re
 import socket
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import anyio
 import docker
 from anyio import CapacityLimiter, to_thread
 from docker.errors import APIError, DockerException, create_api_error_from_http_exception
-from docker.utils import kwargs_from_env
+from docker.utils import kwargs_from_env, version_gte
 from requests import Response
 from requests.exceptions import HTTPError, RequestException, Timeout
 
@@ -40,7 +37,8 @@ REQUEST_SECONDS = 60.0
 """How long an engine may be silent within a request: it answers late while hundreds of containers end."""
 RESTART_SECONDS = 60.0
 """How long an engine may take to restart, for sandboxes that survive."""
-VERSION_SECONDS = 60.0
+KEEPING_API_VERSION = "1.44"
+"""Docker's API from 25.0.0 on."""
 THREADS = 32
 POOL_SIZE = 2 * THREADS
 """HTTP connections kept open. With fewer than threads, the SDK closes connections after use."""
@@ -172,24 +170,10 @@ def _archive_url(api: Api, container: str) -> str:
     return f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
 
 
-_versions: WeakKeyDictionary[Api, tuple[float, str]] = WeakKeyDictionary()
-
-
-def engine_version(api: Api) -> str:
-    """The engine's version; at most `VERSION_SECONDS` old, since an engine may be replaced while we run."""
-    # The request takes 9 ms, as the engine asks containerd and runc for their versions.
-    known = _versions.get(api)
-    if known is None or known[0] < time.monotonic() - VERSION_SECONDS:
-        known = _versions[api] = (time.monotonic(), str(api.version().get("Version")))
-    return known[1]
-
-
 def live_restore_keeps_auto_remove(api: Api) -> bool:
     """Whether this engine, started again with live-restore, keeps running containers with `AutoRemove`."""
-    # Fixed by moby #46857, released with 24.0.8 and 25.0.0. Before, such containers were removed. A version
-    # that is no number ("dev", another engine) counts as a version without the fix: nothing is lost by that.
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", engine_version(api))
-    return match is not None and tuple(map(int, match.groups())) >= (24, 0, 8)
+    # moby #46857, in all engines from 25.0.0 on. Before, such containers were removed.
+    return version_gte(api.api_version, KEEPING_API_VERSION)
 
 
 def raise_api_error(response: Response) -> None:

@@ -8,7 +8,7 @@ With `system`, where the sandbox has file systems of its own, it also adds the a
 
 - to the system's bundles, and to the folder in which OpenSSL looks for single certificates;
 - to the bundles of the Python environments below `search` (of certifi, pip and httplib2);
-- to Chromium: in the certificate store of NSS (with `certutil`, if there is one), and as a managed policy.
+- to Chromium, by a managed policy.
 
 With `resolver` too, /etc/resolv.conf names 127.0.0.1. What cannot be written is left out. Standard library
 only, any Python from 3.10.
@@ -44,7 +44,7 @@ POLICY_FOLDERS = tuple(
 MAX_FOLDERS = 50_000
 MAX_DEPTH = 9
 PROGRAM_SECONDS = 20
-"""For one program that adds the certificate to a store."""
+"""For `openssl`."""
 
 
 def read(path: Path) -> str:
@@ -95,13 +95,6 @@ def first_bundle(search: list[str]) -> str:
     return next((read(path) for path in package_bundles(search)), "")
 
 
-def output_of(*command: str) -> str:
-    """What a command prints. Raises CalledProcessError if it fails."""
-    null = subprocess.DEVNULL
-    output = subprocess.check_output(command, stdin=null, stderr=null, timeout=PROGRAM_SECONDS, text=True)
-    return output.strip()
-
-
 def add_to_folder(authority: str) -> None:
     """Add the authority to the folder of single certificates, under the name that OpenSSL computes."""
     openssl = shutil.which("openssl")
@@ -109,8 +102,9 @@ def add_to_folder(authority: str) -> None:
         return
     path = CERTIFICATES / "decathlon-web.pem"
     write(path, authority)
-    name = output_of(openssl, "x509", "-noout", "-hash", "-in", str(path))
-    link = CERTIFICATES / f"{name}.0"
+    command = [openssl, "x509", "-noout", "-hash", "-in", str(path)]
+    name = subprocess.run(command, capture_output=True, timeout=PROGRAM_SECONDS, text=True, check=True).stdout
+    link = CERTIFICATES / f"{name.strip()}.0"
     if not link.exists():
         link.symlink_to(path.name)
 
@@ -122,19 +116,6 @@ def add_policy(authority: str) -> None:
         write(Path(folder, "decathlon-web.json"), json.dumps({"CACertificates": [certificate]}))
 
 
-def add_to_nss(certificate: Path) -> None:
-    """Add the authority to the certificate store that Chromium reads."""
-    certutil = shutil.which("certutil")
-    if certutil is None:
-        return
-    store = Path.home() / ".pki" / "nssdb"
-    store.mkdir(parents=True, exist_ok=True)
-    database = ("-d", f"sql:{store}")
-    if not (store / "cert9.db").exists():
-        output_of(certutil, *database, "-N", "--empty-password")
-    output_of(certutil, *database, "-A", "-t", "C,,", "-n", "decathlon-web", "-i", str(certificate))
-
-
 def attempt(act: Callable[..., None], *arguments: object) -> None:
     """Make a change that this user may not be allowed, or that needs a program that may not work."""
     with suppress(OSError, subprocess.SubprocessError):
@@ -144,8 +125,7 @@ def attempt(act: Callable[..., None], *arguments: object) -> None:
 def main() -> None:
     order = json.loads(sys.argv[1])
     authority, folder, search = order["authority"].strip() + "\n", Path(order["folder"]), order["search"]
-    certificate = folder / "authority.pem"
-    write(certificate, authority)
+    write(folder / "authority.pem", authority)
     write(folder / "bundle.pem", first_bundle(search).rstrip("\n") + "\n" + authority)
     if not order["system"]:
         return
@@ -155,7 +135,6 @@ def main() -> None:
         attempt(append, bundle, authority)
     attempt(add_to_folder, authority)
     attempt(add_policy, authority)
-    attempt(add_to_nss, certificate)
     if order["resolver"]:
         attempt(write, Path("/etc/resolv.conf"), "nameserver 127.0.0.1\noptions ndots:0 timeout:2\n")
 
