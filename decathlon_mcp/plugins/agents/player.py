@@ -21,7 +21,6 @@ import httpx2
 from decathlon_client import Episode
 from decathlon_client.client_values import as_object, as_objects
 from decathlon_client.notes import NoteSender, sending_notes, text_of
-from decathlon_client.sdk import UNCOMPRESSED, bound_response
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.output import without_controls
@@ -185,6 +184,7 @@ KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 DEFAULT_URL = "https://api.openai.com/v1"
 ANSWER_SECONDS, CONNECT_SECONDS = 600.0, 20.0
 """How long a model may take for an answer, as in the SDKs of its makers, and to be connected to."""
+MAX_ANSWER_BYTES = 8 << 20
 TRIES = 5
 """How often a request is sent that failed for a reason that may pass."""
 MAX_DELAY_SECONDS = 60.0
@@ -273,30 +273,51 @@ class Endpoint:
             is_last = number == TRIES - 1
             delay = 2.0**number
             try:
-                response = await self._client.post(f"{self.url}/chat/completions", content=body)
+                status, headers, answer = await self._send(body)
             except (httpx2.TransportError, httpx2.InvalidURL) as error:
                 why = without_credentials(str(error)) or type(error).__name__
                 if is_last:
                     raise ModelFailedError(f"the model at {self.place} cannot be reached: {why}") from error
             else:
-                status = response.status_code
                 if status == 200:
                     with suppress(ValueError, RecursionError):
-                        if (completion := as_object(json.loads(response.content))) is not None:
+                        if (completion := as_object(json.loads(answer))) is not None:
                             return completion
                     raise ModelFailedError(
                         f"the model at {self.place} answered with something other than JSON"
                     )
-                text = " ".join(response.content.decode("utf-8", "replace").split())
+                text = " ".join(answer.decode("utf-8", "replace").split())
                 text = text.replace(self.key, "[key]") if self.key else text
                 failure = f"the model at {self.place} answered {status}: {text[:_MESSAGE_CHARACTERS]}"
                 if status in TOO_LONG:
                     raise RequestRefusedError(failure)
                 if is_last or status not in PASSING:
                     raise ModelFailedError(failure)
-                delay = _asked_delay(response.headers, delay)
+                delay = _asked_delay(headers, delay)
             await anyio.sleep(delay)
         raise AssertionError("the last try has raised")
+
+    async def _send(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of an answer.
+
+        Raises TransportError, and ModelFailedError for an answer that is long or compressed.
+        """
+        # Not compressed: 400 KB of an answer can become 400 MiB before its length is known.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        answer = bytearray()
+        path = f"{self.url}/chat/completions"
+        async with self._client.stream("POST", path, content=body, headers=headers) as response:
+            if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                raise ModelFailedError(f"the model at {self.place} compresses its answers, unasked")
+            async for chunk in response.aiter_raw():
+                answer += chunk
+                if len(answer) > MAX_ANSWER_BYTES:
+                    raise ModelFailedError(
+                        f"the model at {self.place} answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
+                    )
+            return response.status_code, response.headers, bytes(answer)
 
 
 @asynccontextmanager
@@ -315,11 +336,7 @@ async def model_endpoint(url: str | None) -> AsyncGenerator[Endpoint]:
     if not chosen.startswith(("http://", "https://")):
         raise BadRequestError(f"--base-url {quoted(without_credentials(chosen))}: http or https was expected")
     timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-    headers = {"Content-Type": "application/json", **UNCOMPRESSED}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    hooks = {"response": [bound_response]}
-    async with httpx2.AsyncClient(timeout=timeout, headers=headers, event_hooks=hooks) as client:
+    async with httpx2.AsyncClient(timeout=timeout) as client:
         yield Endpoint(chosen, key, client)
 
 
