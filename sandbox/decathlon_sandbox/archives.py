@@ -15,6 +15,10 @@ from collections.abc import Iterator
 from decathlon_sandbox import wire
 from decathlon_sandbox.driver_requests import RequestError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
 Parts = tuple[bytes, ...]
 
 MAX_MTIME = (1 << 33) - 1
@@ -93,7 +97,8 @@ def unpack(folder: str, tar: str) -> None:
     members = _read(binascii.a2b_base64(tar))
     os.makedirs(folder, exist_ok=True)
     folders: dict[Parts, _Member] = {}
-    with FolderCursor(folder) as cursor:
+    # A link to a folder is followed, as by the engines' own archives.
+    with FolderCursor(os.path.realpath(folder), creates=True) as cursor:
         for member in members:
             _unpack(member, cursor)
             if member.kind == _FOLDER:
@@ -141,44 +146,105 @@ def _link(target: Parts, link: Parts, cursor: FolderCursor) -> None:
 
 
 class FolderCursor:
-    """Moves through the folders below `base` by descriptors, so that no link on the path is followed."""
+    """Moves through the folders below `base` by descriptors, so that no link on the way is followed.
 
-    def __init__(self, base: str) -> None:
-        # A link to a folder is followed, as by the engines' own archives.
-        self._base = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._parts: Parts = ()
+    `base`: the path or a descriptor of a folder. `creates`: whether folders that are missing are created. The
+    server uses it too.
+    """
+
+    def __init__(self, base: str | os.PathLike[str] | int, *, creates: bool = False) -> None:
+        self._creates = creates
+        if isinstance(base, int):
+            self._base = os.open(".", _FOLDER_FLAGS, dir_fd=base)
+        else:
+            self._base = os.open(base, _FOLDER_FLAGS)
+        self._parts: tuple[str | bytes, ...] = ()
         self._current = os.dup(self._base)
+        self._identities: list[tuple[int, int]] = []
+        """Device and inode of each folder of `_parts`."""
 
-    def __enter__(self) -> FolderCursor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         os.close(self._current)
         os.close(self._base)
 
-    def enter(self, parts: Parts) -> int:
-        """A descriptor of that folder, created if missing; valid until the next call."""
-        if parts != self._parts:
-            current = os.dup(self._base)
-            try:
-                for part in parts:
-                    child = _open_child(current, part)
-                    os.close(current)
-                    current = child
-            except OSError:
-                os.close(current)
-                raise
+    def enter(self, parts: tuple[str | bytes, ...]) -> int:
+        """A descriptor of that folder, valid until the next call.
+
+        Raises OSError, e.g. for a link, and ValueError for "..".
+        """
+        level = 0
+        for part, other in zip(parts, self._parts, strict=False):
+            if part != other:
+                break
+            level += 1
+        if level < len(self._parts):
+            above = self._above(level)
+            level, above = (0, os.dup(self._base)) if above is None else (level, above)
             os.close(self._current)
-            self._current, self._parts = current, parts
+            self._current, self._parts = above, parts[:level]
+            del self._identities[level:]
+        for part in parts[level:]:
+            self._descend(part)
         return self._current
 
+    def _above(self, level: int) -> int | None:
+        """A descriptor of the folder of that level above the current; None if `..` does not lead there."""
+        if level == 0:
+            return None
+        try:
+            way = "/".join([".."] * (len(self._parts) - level))
+            folder = os.open(way, _FOLDER_FLAGS, dir_fd=self._current)
+        except OSError:
+            return None
+        # It leads elsewhere if a folder was moved meanwhile.
+        if _identity(folder) == self._identities[level - 1]:
+            return folder
+        os.close(folder)
+        return None
 
-def _open_child(parent: int, name: bytes) -> int:
+    def _descend(self, part: str | bytes) -> None:
+        if os.fsencode(part) in (b"", b".", b".."):
+            raise ValueError(f"{part!r} is no name of a folder")
+        child = self._open(part)
+        os.close(self._current)
+        self._current, self._parts = child, (*self._parts, part)
+        self._identities.append(_identity(child))
+
+    def _open(self, name: str | bytes) -> int:
+        try:
+            return open_accessible(name, _FOLDER_FLAGS, self._current, 0o700)
+        except FileNotFoundError:
+            if not self._creates:
+                raise
+            os.mkdir(name, 0o755, dir_fd=self._current)
+            return os.open(name, _FOLDER_FLAGS, dir_fd=self._current)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def open_accessible(name: str | bytes, flags: int, folder: int, mode: int) -> int:
+    """Open a file in a folder without following a link.
+
+    Its owner may have taken the permission from itself: then it gets the permissions `mode` first. Raises
+    OSError.
+    """
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
-    except FileNotFoundError:
-        os.mkdir(name, 0o755, dir_fd=parent)
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+        return os.open(name, flags, dir_fd=folder)
+    except PermissionError:
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            # chmod(2) would follow a link that has replaced it, and fchmod(2) refuses such a descriptor.
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+        finally:
+            os.close(descriptor)
+        return os.open(name, flags, dir_fd=folder)
 
 
 def pack(folder: str, max_bytes: int) -> str:
