@@ -293,8 +293,6 @@ def create_sandbox_factory(
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
         common_digest=suite.common_digest(),
-        cuts_overlong=suite.profile.cuts_overlong,
-        grades_truncated=suite.profile.grades_truncated,
         merge_pages=settings.merge_pages,
         suite_hooks=suite_hooks(suite),
         servers=settings.servers,

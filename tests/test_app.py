@@ -12,7 +12,6 @@ import pytest
 
 from decathlon_mcp.app import (
     bootstrap,
-    create_sandbox_factory,
     host_info,
     image_for,
     provider_for,
@@ -20,11 +19,11 @@ from decathlon_mcp.app import (
 )
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError, SettingsError
+from decathlon_mcp.grading.evaluation import is_graded
 from decathlon_mcp.sandboxes.host.isolation import why_no_own_network
 from decathlon_mcp.settings import Settings, read_settings
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file
-from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
 
 
@@ -199,6 +198,5 @@ def test_upstreams_suites_do_not_grade_truncated_attempts_unless_set(tmp_path: P
     ):
         (tmp_path / "suite.yaml").write_text(f"{profile}\n")
         (probe,) = read_catalogue(settings()).suites
-        suite, common = replace(probe, profile=read_suite_file(tmp_path)[0]), tmp_path / "common.tar"
-        factory = create_sandbox_factory(suite, FakeProvider(), common, settings())
-        assert factory.grades_truncated is graded
+        suite = replace(probe, profile=read_suite_file(tmp_path)[0])
+        assert is_graded(suite, "calls") is graded

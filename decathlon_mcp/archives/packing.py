@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
+from decathlon_sandbox import archives
 from msgspec.structs import replace
 
 from decathlon_mcp.archives.reading import BLOCK_BYTES, Kind, extends_next, header_size
@@ -57,120 +58,28 @@ _FIRST_NAME_COST = 200
 _ENTRIES_PER_LOOK = 64
 _FAULTS_OF_THE_MACHINE = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of reading that no state of the files explains."""
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _T = TypeVar("_T")
 
 Parts = tuple[str, ...]
 
 
-class FolderCursor:
-    """The current folder, at or below `base`, a path or a descriptor of a folder.
-
-    `creates`: whether folders that are missing are created.
-    """
-
-    def __init__(self, base: Path | int, *, creates: bool = False) -> None:
-        self._creates = creates
-        if isinstance(base, int):
-            self._base = os.open(".", _FOLDER_FLAGS, dir_fd=base)
-        else:
-            self._base = os.open(base, _FOLDER_FLAGS)
-        self._parts: Parts = ()
-        self._current = os.dup(self._base)
-        self._identities: list[tuple[int, int]] = []
-        """Device and inode of each folder of `_parts`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._base)
-        os.close(self._current)
+class FolderCursor(archives.FolderCursor):
+    """A cursor that goes at most `MAX_LEVELS` folders down."""
 
     def second(self) -> FolderCursor:
         """A cursor that moves independently below the same folder, which must exist; it creates none."""
         return FolderCursor(self._base)
 
-    def enter(self, parts: Parts) -> int:
-        """A descriptor of that folder, valid until the next call.
-
-        Raises OSError, e.g. for a link, LimitExceededError below `MAX_LEVELS`, and BadRequestError for "..".
-        """
+    def enter(self, parts: tuple[str | bytes, ...]) -> int:
+        """See the base class. Raises OSError, LimitExceededError, and BadRequestError for ".."."""
         if len(parts) > MAX_LEVELS:
             raise LimitExceededError(
                 f"folders in the sandbox are more than {MAX_LEVELS} levels deep", budget="levels"
             )
-        level = 0
-        for part, other in zip(parts, self._parts, strict=False):
-            if part != other:
-                break
-            level += 1
-        if level < len(self._parts):
-            above = self._above(level)
-            level, above = (0, os.dup(self._base)) if above is None else (level, above)
-            os.close(self._current)
-            self._current, self._parts = above, parts[:level]
-            del self._identities[level:]
-        for part in parts[level:]:
-            self._descend(part)
-        return self._current
-
-    def _above(self, level: int) -> int | None:
-        """A descriptor of the folder of that level above the current; None if `..` does not lead there."""
-        if level == 0:
-            return None
         try:
-            folder = os.open(
-                "/".join([".."] * (len(self._parts) - level)), _FOLDER_FLAGS, dir_fd=self._current
-            )
-        except OSError:
-            return None
-        # It leads elsewhere if a folder was moved meanwhile.
-        if _identity(folder) == self._identities[level - 1]:
-            return folder
-        os.close(folder)
-        return None
-
-    def _descend(self, part: str) -> None:
-        if part in ("", ".", ".."):
-            raise BadRequestError(f"{part!r} is no name of a folder")
-        child = self._open(part)
-        os.close(self._current)
-        self._current, self._parts = child, (*self._parts, part)
-        self._identities.append(_identity(child))
-
-    def _open(self, name: str) -> int:
-        try:
-            return open_accessible(name, _FOLDER_FLAGS, self._current, 0o700)
-        except FileNotFoundError:
-            if not self._creates:
-                raise
-            os.mkdir(name, 0o755, dir_fd=self._current)
-            return os.open(name, _FOLDER_FLAGS, dir_fd=self._current)
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
-def open_accessible(name: str, flags: int, folder: int, mode: int) -> int:
-    """Open a file in a folder without following a link.
-
-    Its owner may have taken the permission from itself: then it gets the permissions `mode` first. Raises
-    OSError.
-    """
-    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(name, flags, dir_fd=folder)
-    except PermissionError:
-        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            # chmod(2) would follow a link that has replaced it, and fchmod(2) refuses such a descriptor.
-            os.chmod(f"/proc/self/fd/{descriptor}", mode)  # noqa: PTH101
-        finally:
-            os.close(descriptor)
-        return os.open(name, flags, dir_fd=folder)
+            return super().enter(parts)
+        except ValueError as error:
+            raise BadRequestError(str(error)) from None
 
 
 class PackBudget:
@@ -336,7 +245,7 @@ class _Walk:
                     if first is not None:
                         return replace(member, kind=Kind.HARD_LINK, size=0, link=first), ()
                 return member, file_chunks(
-                    lambda: open_accessible(name, OPEN_FLAGS, folder, 0o600), status.st_size
+                    lambda: archives.open_accessible(name, OPEN_FLAGS, folder, 0o600), status.st_size
                 )
             return None if member.kind is Kind.UNKNOWN else (member, ())
 

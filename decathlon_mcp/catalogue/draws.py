@@ -92,7 +92,7 @@ class TaskFilter(BaseModel):
     )
 
 
-def rates_for(catalogue: Catalogue, filters: TaskFilter, token: str | None = None) -> PassRates | None:
+def rates_for(catalogue: Catalogue, filters: TaskFilter, token: str | None) -> PassRates | None:
     """The pass rates that these filters are about; None if none are known.
 
     The file of results has them, unless there is none or the filters ask for current pass rates: over this
@@ -134,7 +134,7 @@ def draw_tasks(
     *,
     seed: int,
     position: int,
-    count: int = 1,
+    count: int,
     rates: PassRates | None = None,
 ) -> list[str]:
     """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
@@ -280,23 +280,14 @@ class TaskSampler:
         to draw from.
         """
         rates = rates_for(self._catalogue, draw, token)
-        if draw.seed is not None:
-            position = draw.seed * count
-            return draw_tasks(
-                self._catalogue, draw, seed=draw.seed, position=position, count=count, rates=rates
-            )
         filters = TaskFilter.model_validate(draw.model_dump(include=set(TaskFilter.model_fields)))
         positions = self._positions.setdefault(token, {})
-        position = positions.get(filters, 0)
-        drawn = draw_tasks(
-            self._catalogue,
-            filters,
-            seed=secrets.randbits(64),
-            position=position,
-            count=count,
-            rates=rates,
-        )
-        if draw.order is not None:
+        if draw.seed is None:
+            seed, position = secrets.randbits(64), positions.get(filters, 0)
+        else:
+            seed, position = draw.seed, draw.seed * count
+        drawn = draw_tasks(self._catalogue, filters, seed=seed, position=position, count=count, rates=rates)
+        if draw.order is not None and draw.seed is None:
             positions[filters] = position + count
             if len(positions) > MAX_POSITIONS:
                 del positions[next(iter(positions))]

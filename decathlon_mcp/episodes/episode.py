@@ -32,6 +32,7 @@ from decathlon_mcp.episodes.tools.tool_session import ToolSession
 from decathlon_mcp.errors import AtCapacityError, DecathlonError, LimitExceededError
 from decathlon_mcp.events import Admitted, Claimed, Emit, Ended, Judged, Ready
 from decathlon_mcp.grading.attempt import TruncationCause
+from decathlon_mcp.grading.evaluation import is_graded
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
 from decathlon_mcp.storage.kept_files import KeptFiles
@@ -186,7 +187,7 @@ class Episode:
     @property
     def is_graded(self) -> bool:
         """Whether its attempt, as it was closed, is graded; if not, its reward is 0."""
-        return self.sandbox_factory.grades(self.claim and self.claim.truncated_by)
+        return is_graded(self.sandbox_factory.suite, self.claim and self.claim.truncated_by)
 
     @property
     def reported(self) -> JsonObject:

@@ -278,7 +278,6 @@ class EpisodeGrader:
             log=factory.suite_hooks.evaluator_log,
             credentials=self.resources.credentials,
             in_place=in_place,
-            grades_truncated=factory.grades_truncated,
             fault_finder=factory.fault_finder(episode.public_id),
         )
         verdict = await with_room(episode, partial(grade, job))

@@ -25,8 +25,6 @@ from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxRole, Sand
 from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.episodes.tools.offered import ToolLists
 from decathlon_mcp.events import Events, SandboxTaken
-from decathlon_mcp.grading.attempt import TruncationCause
-from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.storage.store import SandboxRow
@@ -59,10 +57,6 @@ class SandboxFactory:
     """Archive of the files that every sandbox of the suite needs."""
     common_digest: str
     """Digest of the files in `common`."""
-    cuts_overlong: bool = False
-    """Whether overlong replies of tools are cut, as Toolathlon does."""
-    grades_truncated: bool = True
-    """Whether an attempt that a limit ended is graded."""
     reconnect: ReconnectPolicy = field(default_factory=ReconnectPolicy)
     """How long sandboxes wait for another server."""
     merge_pages: bool = False
@@ -102,10 +96,6 @@ class SandboxFactory:
             "grader": task.grader_network,
         }
         return self.web is not None and (any(needed.values()) if role is None else needed.get(role, False))
-
-    def grades(self, cause: TruncationCause | None) -> bool:
-        """Whether an attempt that was cut short by this is graded; if not, its reward is 0."""
-        return cause is None or self.grades_truncated or cause not in UNGRADED
 
     def root(self, name: str) -> PurePosixPath:
         """The suite's root in a sandbox of that name, known before the sandbox opens."""

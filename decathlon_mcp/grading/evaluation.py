@@ -33,6 +33,7 @@ from decathlon_mcp.grading.inputs import GradingInputs, GradingJob, prepare_inpu
 from decathlon_mcp.grading.rubric import BadMetricsError, Rubric, load_rubric, read_metrics
 from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict
 from decathlon_mcp.storage.disk import is_full
+from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.rewards")
@@ -73,6 +74,11 @@ UNGRADED: Mapping[TruncationCause, str] = {
 its limit may be due to a full disk, which is not the agent's fault."""
 
 
+def is_graded(suite: Suite, cause: TruncationCause | None) -> bool:
+    """Whether a suite's attempt that was cut short by this is graded; if not, it is forfeited."""
+    return suite.profile.grades_truncated or cause not in UNGRADED
+
+
 def _refuse(job: GradingJob) -> None:
     """Raise ForfeitedError for an attempt that a limit ended, if these are not graded, and SuiteError."""
     # Python exits with 1 for a module that does not exist, which would be a failed attempt.
@@ -80,7 +86,7 @@ def _refuse(job: GradingJob) -> None:
     if not (job.suite.path / job.task.folder / module).is_file():
         raise SuiteError(f"{job.task.id} has no evaluator")
     cause = job.attempt.truncated_by
-    if cause is not None and not job.grades_truncated and cause in UNGRADED:
+    if cause is not None and not is_graded(job.suite, cause):
         raise ForfeitedError(
             f"{UNGRADED[cause]}: attempts that a limit ended are not graded here; "
             "`grades_truncated: true` in suite.yaml grades them"

@@ -66,8 +66,6 @@ class GradingJob:
     """Archives that are unpacked over `common`, each with its target folder."""
     in_place: bool = False
     """Whether the evaluator runs in the agent's own sandbox, on the workspace as it is there."""
-    grades_truncated: bool = True
-    """Whether an attempt that a limit ended is graded; if not, it is forfeited."""
     fault_finder: FaultFinder | None = None
     """Decides whose fault a failure of the provider is; without it such a failure gives no reward."""
 

@@ -6,7 +6,7 @@ code is imported when its name is used. Nothing else knows a provider by its nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.hooks import image_provider, load, own_provider, providers
+from decathlon_mcp.hooks import image_provider, kernels, load, own_provider, providers
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.validation import did_you_mean, find_problems
@@ -139,8 +139,6 @@ class ProviderPlugin:
     reopen_seconds: int = 0
     """For how long, at least, a stream that was lost is opened again, whatever `--survive-seconds` says: for
     services whose streams break while the sandbox runs. Then every sandbox has `SandboxSpec.survives`."""
-    saving: Callable[[], Iterable[str]] = tuple
-    """Options with which its sandboxes can be saved (`sandboxes.capabilities`), each a text."""
     offer: Callable[[ProviderContext[Any], str | None], Offer] = _plain_offer
     """What sandboxes of this image, or without an image, have. Raises SettingsError and
     ProviderUnavailableError. Blocks for some 100 ms at most."""
@@ -251,13 +249,5 @@ def offer_of(name: str, settings: Settings, image: str | None) -> Offer:
 
 def saving_options() -> str:
     """The options that choose sandboxes that can be saved: the end of a sentence."""
-    return " or ".join(_saving()) or "another provider"
-
-
-def _saving() -> Iterator[str]:
-    for name in sorted(providers()):
-        try:
-            provider = load_provider(name)
-        except SettingsError:
-            continue  # of a package that is not complete
-        yield from provider.saving()
+    names = [name for name, part in kernels().items() if load(part).can_be_saved]
+    return " or ".join(f"--provider {own_provider()} --kernel {name}" for name in names) or "another provider"

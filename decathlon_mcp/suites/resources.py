@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias, cast
 
@@ -59,9 +59,6 @@ class SuiteResources:
     servers: Mapping[str, ServerConfig]
     server_errors: Mapping[str, SuiteError]
     """Servers whose files cannot be read."""
-    # Matching patterns and validating the result takes most of the time of loading a suite of 500 tasks.
-    _server_needs: dict[str, ServerNeeds] = field(default_factory=dict, repr=False)
-    _local_tool_needs: dict[str, ExternalNeeds] = field(default_factory=dict, repr=False)
 
     @cached_property
     def token_values(self) -> TokenValues:
@@ -220,18 +217,16 @@ class SuiteResources:
             return self._has_key(file, key)
         return (self.checkout / file).exists()
 
-    def server_needs(self, name: str) -> ServerNeeds:
-        """What suite.yaml says of a server."""
-        if (needs := self._server_needs.get(name)) is None:
-            needs = self._server_needs[name] = settings_for(self.settings.servers, name, ServerNeeds)
-        return needs
+    # Matching patterns and validating the result takes most of the time of loading a suite of 500 tasks.
+    @cached_property
+    def server_needs(self) -> Callable[[str], ServerNeeds]:
+        """Returns what suite.yaml says of a server."""
+        return cache(partial(settings_for, self.settings.servers, model=ServerNeeds))
 
-    def local_tool_needs(self, name: str) -> ExternalNeeds:
-        """What suite.yaml says of a local tool."""
-        if (needs := self._local_tool_needs.get(name)) is None:
-            needs = settings_for(self.settings.local_tools, name, ExternalNeeds)
-            self._local_tool_needs[name] = needs
-        return needs
+    @cached_property
+    def local_tool_needs(self) -> Callable[[str], ExternalNeeds]:
+        """Returns what suite.yaml says of a local tool."""
+        return cache(partial(settings_for, self.settings.local_tools, model=ExternalNeeds))
 
     def _all_external_needs(self, servers: Iterable[str], local_tools: Iterable[str]) -> list[ExternalNeeds]:
         return [*map(self.server_needs, servers), *map(self.local_tool_needs, local_tools)]

@@ -1,7 +1,8 @@
 """Small archives that travel over the connection: tar, in base64.
 
 Without `tarfile`: its import takes longer than an archive and comes from a file system that an agent may have
-changed, and it acts on what extended headers and sparse files claim before anything can be checked.
+changed. What is unpacked was checked by the server, which could also run any command here. What was packed
+is checked by the server, as every archive of a sandbox is.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Iterator
 from decathlon_sandbox import wire
 from decathlon_sandbox.driver_requests import RequestError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
 Parts = tuple[bytes, ...]
 
-MAX_DEPTH = 1_000
-"""How many folders a member may lie in."""
-MAX_NAME_BYTES = 8 << 10
-"""Longest header of a long name; paths on Linux have at most 4,096 bytes."""
 MAX_MTIME = (1 << 33) - 1
 """Latest time that a header has room for."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,7 +36,6 @@ _TAIL = b"ustar  \0".ljust(_BLOCK_BYTES - 257, b"\0")
 _TAIL_SUM = sum(_TAIL) + 8 * 0x20
 # POSIX.1-2017 pax, "ustar Interchange Format": the kinds of members, and GNU's two for long names.
 _FILE, _HARD_LINK, _SYMLINK, _FOLDER, _LONG_NAME, _LONG_LINK = b"0", b"1", b"2", b"5", b"L", b"K"
-_KINDS = (_FILE, b"\0", _HARD_LINK, _SYMLINK, _FOLDER)
 
 
 class _Member:
@@ -49,48 +49,26 @@ class _Member:
         self.mode = _number(header[100:108]) & 0o777
         self.mtime = _number(header[136:148])
         self.data = data
-        if kind == _HARD_LINK:
-            _parts(bytes(data))
 
 
 def _read(archive: bytes) -> list[_Member]:
-    """All members of an archive, at most one for each 512 bytes. Raises RequestError."""
-    if len(archive) > wire.MAX_ARCHIVE_BYTES:
-        raise RequestError(wire.BAD_PARAMS, f"an archive has at most {wire.MAX_ARCHIVE_BYTES} bytes")
+    """All members of an archive, which the server has checked: `header` has made its headers."""
     members: list[_Member] = []
     long: dict[bytes, bytes] = {}
     view, offset = memoryview(archive), 0
     while not archive.startswith(_END, offset):
         header, kind = archive[offset : offset + _BLOCK_BYTES], archive[offset + 156 : offset + 157]
-        # The check sum counts its own eight bytes as spaces.
-        check_sum = sum(header) - sum(header[148:156]) + 8 * 0x20
-        if len(header) < _BLOCK_BYTES or _number(header[148:156]) != check_sum:
-            raise _broken(f"there is no valid header at byte {offset}")
+        size = _number(header[124:136])
         offset += _BLOCK_BYTES
-        is_long = kind in (_LONG_NAME, _LONG_LINK)
-        if not (is_long or kind in _KINDS):
-            raise _broken(f"{_text(header)!r} is no file, folder or link")
-        size = 0 if kind in (_HARD_LINK, _SYMLINK, _FOLDER) else _number(header[124:136])
         body = view[offset : offset + size]
         offset += size + -size % _BLOCK_BYTES
-        if offset > len(archive):
-            raise _broken("it ends within a member")
-        if is_long:
-            if size > MAX_NAME_BYTES or kind in long:
-                raise _broken("it has too many or too long names")
+        if kind in (_LONG_NAME, _LONG_LINK):
             long[kind] = _text(bytes(body))
             continue
         name = long.pop(_LONG_NAME, None) or _text(header[:100])
         link = long.pop(_LONG_LINK, None) or _text(header[157:257])
         members.append(_Member(kind, name, header, link if kind in (_HARD_LINK, _SYMLINK) else body))
-    # A broken header in the middle is no end.
-    if long or archive[offset:].strip(b"\0"):
-        raise _broken(f"there is no valid header at byte {offset}")
     return members
-
-
-def _broken(reason: str) -> RequestError:
-    return RequestError(wire.BAD_PARAMS, f"no archive that can be unpacked: {reason}")
 
 
 def _text(field: bytes) -> bytes:
@@ -98,18 +76,15 @@ def _text(field: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """A number in octal digits. Raises RequestError for any other."""
-    digits = _text(field).strip()
-    if not digits.isdigit() or b"8" in digits or b"9" in digits:
-        raise _broken("a number is no octal one")
-    return int(digits, 8)
+    """A number in octal digits. Raises ValueError for any other."""
+    return int(_text(field), 8)
 
 
 def _parts(name: bytes) -> Parts:
-    """The parts of a relative path. Raises RequestError for a path that could lead out."""
+    """The parts of a relative path. Raises ValueError for a path that could lead out."""
     parts = tuple(name.split(b"/"))
-    if len(parts) > MAX_DEPTH or any(part in (b"", b".", b"..") for part in parts):
-        raise _broken(f"the name {name[:200]!r} is not relative and normalized, or too deep")
+    if any(part in (b"", b".", b"..") for part in parts):
+        raise ValueError(f"the name {name[:200]!r} is not relative and normalized")
     return parts
 
 
@@ -117,16 +92,13 @@ def unpack(folder: str, tar: str) -> None:
     """Unpack into `folder`, created if missing, never writing through a link below it.
 
     Files and links replace existing files and links. Everything belongs to the driver's user. Raises OSError,
-    and RequestError for an archive that cannot be unpacked; nothing of it is written then.
+    and ValueError for what is no archive of the server's.
     """
-    try:
-        archive = binascii.a2b_base64(tar)
-    except ValueError:
-        raise RequestError(wire.BAD_PARAMS, "`tar` must be base64") from None
-    members = _read(archive)
+    members = _read(binascii.a2b_base64(tar))
     os.makedirs(folder, exist_ok=True)
     folders: dict[Parts, _Member] = {}
-    with FolderCursor(folder) as cursor:
+    # A link to a folder is followed, as by the engines' own archives.
+    with FolderCursor(os.path.realpath(folder), creates=True) as cursor:
         for member in members:
             _unpack(member, cursor)
             if member.kind == _FOLDER:
@@ -174,44 +146,105 @@ def _link(target: Parts, link: Parts, cursor: FolderCursor) -> None:
 
 
 class FolderCursor:
-    """Moves through the folders below `base` by descriptors, so that no link on the path is followed."""
+    """Moves through the folders below `base` by descriptors, so that no link on the way is followed.
 
-    def __init__(self, base: str) -> None:
-        # A link to a folder is followed, as by the engines' own archives.
-        self._base = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._parts: Parts = ()
+    `base`: the path or a descriptor of a folder. `creates`: whether folders that are missing are created. The
+    server uses it too.
+    """
+
+    def __init__(self, base: str | os.PathLike[str] | int, *, creates: bool = False) -> None:
+        self._creates = creates
+        if isinstance(base, int):
+            self._base = os.open(".", _FOLDER_FLAGS, dir_fd=base)
+        else:
+            self._base = os.open(base, _FOLDER_FLAGS)
+        self._parts: tuple[str | bytes, ...] = ()
         self._current = os.dup(self._base)
+        self._identities: list[tuple[int, int]] = []
+        """Device and inode of each folder of `_parts`."""
 
-    def __enter__(self) -> FolderCursor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         os.close(self._current)
         os.close(self._base)
 
-    def enter(self, parts: Parts) -> int:
-        """A descriptor of that folder, created if missing; valid until the next call."""
-        if parts != self._parts:
-            current = os.dup(self._base)
-            try:
-                for part in parts:
-                    child = _open_child(current, part)
-                    os.close(current)
-                    current = child
-            except OSError:
-                os.close(current)
-                raise
+    def enter(self, parts: tuple[str | bytes, ...]) -> int:
+        """A descriptor of that folder, valid until the next call.
+
+        Raises OSError, e.g. for a link, and ValueError for "..".
+        """
+        level = 0
+        for part, other in zip(parts, self._parts, strict=False):
+            if part != other:
+                break
+            level += 1
+        if level < len(self._parts):
+            above = self._above(level)
+            level, above = (0, os.dup(self._base)) if above is None else (level, above)
             os.close(self._current)
-            self._current, self._parts = current, parts
+            self._current, self._parts = above, parts[:level]
+            del self._identities[level:]
+        for part in parts[level:]:
+            self._descend(part)
         return self._current
 
+    def _above(self, level: int) -> int | None:
+        """A descriptor of the folder of that level above the current; None if `..` does not lead there."""
+        if level == 0:
+            return None
+        try:
+            way = "/".join([".."] * (len(self._parts) - level))
+            folder = os.open(way, _FOLDER_FLAGS, dir_fd=self._current)
+        except OSError:
+            return None
+        # It leads elsewhere if a folder was moved meanwhile.
+        if _identity(folder) == self._identities[level - 1]:
+            return folder
+        os.close(folder)
+        return None
 
-def _open_child(parent: int, name: bytes) -> int:
+    def _descend(self, part: str | bytes) -> None:
+        if os.fsencode(part) in (b"", b".", b".."):
+            raise ValueError(f"{part!r} is no name of a folder")
+        child = self._open(part)
+        os.close(self._current)
+        self._current, self._parts = child, (*self._parts, part)
+        self._identities.append(_identity(child))
+
+    def _open(self, name: str | bytes) -> int:
+        try:
+            return open_accessible(name, _FOLDER_FLAGS, self._current, 0o700)
+        except FileNotFoundError:
+            if not self._creates:
+                raise
+            os.mkdir(name, 0o755, dir_fd=self._current)
+            return os.open(name, _FOLDER_FLAGS, dir_fd=self._current)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def open_accessible(name: str | bytes, flags: int, folder: int, mode: int) -> int:
+    """Open a file in a folder without following a link.
+
+    Its owner may have taken the permission from itself: then it gets the permissions `mode` first. Raises
+    OSError.
+    """
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
-    except FileNotFoundError:
-        os.mkdir(name, 0o755, dir_fd=parent)
-        return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+        return os.open(name, flags, dir_fd=folder)
+    except PermissionError:
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            # chmod(2) would follow a link that has replaced it, and fchmod(2) refuses such a descriptor.
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+        finally:
+            os.close(descriptor)
+        return os.open(name, flags, dir_fd=folder)
 
 
 def pack(folder: str, max_bytes: int) -> str:

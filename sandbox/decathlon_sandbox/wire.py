@@ -48,12 +48,10 @@ Requests: params -> result
               {"unpack": DIR, "tar": BASE64}
                                              unpacks an archive into DIR, created if missing. Existing files
                                              and links are replaced, a folder and a file never replace each
-                                             other, and no link below DIR is followed. An archive that is not
-                                             whole, or has anything but what follows, is an error (BAD_PARAMS)
-                                             before anything of it is written
-            An archive is a tar (ustar, with GNU's long names) of at most MAX_ARCHIVE_BYTES: files, folders,
-            symlinks and hard links. Names are relative, without "." and "..", and so are the targets of hard
-            links. Of modes, only permissions count, and owners do not.
+                                             other, and no link below DIR is followed
+            An archive is a tar (ustar, with GNU's long names): files, folders, symlinks and hard links. The
+            server has checked it, and limits its length. Names are relative, without "." and "..", and so are
+            the targets of hard links. Of modes, only permissions count, and owners do not.
 `pack`      {"folder": DIR, "max_bytes": INT} -> {"tar": BASE64}
             An archive of the files, folders and symlinks below DIR; of none if it is no folder. Fails with
             TOO_LONG if it would be longer than `max_bytes`, and with FILES if there is anything else below
@@ -82,10 +80,10 @@ Requests: params -> result
             is the number of files. All other changed files, links, empty folders and bound sockets stay:
             `count` is their number, `paths` the first 100. Other changed folders get the present time. Fails
             with FILES if the clock was set back meanwhile.
-`merge`     {} -> {"merging": BOOL, "fixed_addresses": BOOL}
+`merge`     {} -> {}
             Lets the kernel merge equal memory pages of the driver, and of what it starts from now on, with
             other sandboxes' pages, and fixes the addresses and the hash seed of the task's servers, so that
-            their pages are equal. The result says which of the two the kernel and the sandbox allow.
+            their pages are equal: as far as the kernel and the sandbox allow it.
 `define`    {"servers": [SERVER...]} -> {}
             Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
             server process that does not have them and their secrets. Starts nothing. A name that was defined
@@ -201,8 +199,6 @@ REQUEST_BUFFER_BYTES = MAX_LINE_BYTES + 16 * 1024 * 1024
 RESPONSE_BUFFER_BYTES = 256 * 1024 * 1024
 """Responses that the server may need again: 59 calls at once whose replies have up to 4
 MiB, or 3 with up to 60 MiB. Memory is only used for what was sent."""
-MAX_ARCHIVE_BYTES = 2 * 1024 * 1024
-"""In base64 less than MAX_RESPONSE_BYTES."""
 MAX_NOTIFICATION_BYTES = 256 * 1024
 NOTIFICATIONS_PER_SECOND = 100
 NOTIFICATIONS_BURST = 1000

@@ -138,7 +138,7 @@ class ToolOffer:
             turn=self._turn,
         )
         truncation, profile = None, self._factory.suite.profile
-        if self._factory.cuts_overlong:
+        if profile.cuts_overlong:
             folder = sandbox.root / profile.workspace / OVERLONG_FOLDER
             truncation = Truncation(profile.overlong_characters, folder if profile.saves_overlong else None)
         return ToolSession(driver, starts, truncation, self._factory.suite_hooks.call_filter(facts))

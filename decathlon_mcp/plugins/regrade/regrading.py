@@ -138,7 +138,6 @@ class Regrader:
                     deadline_seconds=options.limits.for_task(task).evaluation_seconds,
                     log=factory.suite_hooks.evaluator_log,
                     credentials=resources.credentials,
-                    grades_truncated=factory.grades_truncated,
                     fault_finder=factory.fault_finder(attempt.episode),
                 )
                 verdict = await resources.reported(await grade(job))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -122,13 +122,6 @@ def begin(context: ProviderContext[NoOptions]) -> None:
         isolation_of(settings).keep(settings.state)
 
 
-def saving() -> Iterator[str]:
-    """See `ProviderPlugin.saving`."""
-    for name, part in kernels().items():
-        if load(part).can_be_saved:
-            yield f"--provider {HOST} --kernel {name}"
-
-
 class HostInventory:
     """What dead servers have left in the folder of sandboxes, whatever their files and their kernel are."""
 
@@ -159,7 +152,6 @@ PROVIDER = ProviderPlugin(
     has_kernels=True,
     inventory=inventory,
     is_remote=False,
-    saving=saving,
     offer=offer,
     begin=begin,
 )

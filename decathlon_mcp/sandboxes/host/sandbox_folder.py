@@ -12,7 +12,8 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from decathlon_mcp.archives.packing import open_accessible
+from decathlon_sandbox.archives import open_accessible
+
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive
 
