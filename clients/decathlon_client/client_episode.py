@@ -43,6 +43,8 @@ EVALUATE_NAME = "evaluate"
 NOTE_BYTES = 60 << 10
 """Longest text of a note, as JSON: a line of the record has 64 KiB."""
 EPISODE_KEY = "decathlon/episode"
+READY_KEY = "decathlon/ready"
+"""Key in the `_meta` of a request for the tools that waits until the episode is ready too."""
 MISTAKES = (UnknownToolError, RequestError, CallTimeoutError)
 """Errors of a call that the model should not have made; the episode continues."""
 
@@ -314,7 +316,10 @@ async def connect_episode(
 ) -> Episode:
     """Open the session and wait until its episode is ready. Raises SetUpError if it never will be."""
     server_info = await session.open()
-    listing = await session.request("tools/list", {}, on_progress=on_progress)
+    # A list that the server has cached is there before the episode has a place: the player's time would pass
+    # in the queue, and a set-up that fails would be the player's and never tried again.
+    params = {"_meta": {READY_KEY: True}}
+    listing = await session.request("tools/list", params, on_progress=on_progress)
     with reading("a list of tools"):
         tools = [Tool.read(raw) for raw in as_objects(listing.get("tools"))]
     return Episode(session, call_lobby, agent_address, server_info, tools)
