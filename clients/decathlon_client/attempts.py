@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sysconfig
 import traceback
@@ -177,7 +178,7 @@ class AttemptRun(Generic[T]):
         ):
             try:
                 with own_cancellations("the player"):
-                    self.played = await self._player(episode)
+                    self.played = await awaitable(self._player(episode))
             except Exception as error:
                 # An agent can end its own episode; this is a reward of 0, and no failure. So is what a player
                 # does not catch of the errors that a task's server, or an agent in its place, answers with.
@@ -223,6 +224,17 @@ class AttemptRun(Generic[T]):
 
     def _count(self, state: str, change: int) -> None:
         setattr(self._tally, state, getattr(self._tally, state) + change)
+
+
+def awaitable(played: Awaitable[T]) -> Awaitable[T]:
+    """What a player returned. Raises TypeError for a function that is not asynchronous, which has played."""
+    if not inspect.isawaitable(played):
+        kind = type(cast("object", played)).__name__
+        raise TypeError(
+            f"a player must be an `async def` function without `yield`, and this one returned {kind}; "
+            "`decathlon_client.sync` plays with plain functions"
+        )
+    return played
 
 
 def _is_from_task(error: BaseException) -> bool:

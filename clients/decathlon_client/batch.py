@@ -82,6 +82,7 @@ class Batch:
         self._group_limits = GroupLimits(plan.group_seconds)
         self._attempting = anyio.Lock()
         self._error: Exception | None = None
+        self._was_run = False
 
     @property
     def tally(self) -> Tally:
@@ -106,7 +107,11 @@ class Batch:
         To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
         `failure`. An error of the iterable of tasks is raised after the results of drawn tasks; so is
         ConnectionLostError if the server stayed away for `patience_seconds`: the other tasks are not drawn.
+        Raises RuntimeError if it was called before.
         """
+        if self._was_run:
+            raise RuntimeError("this batch was run before: its tasks are played; open another batch")
+        self._was_run = True
         send, receive = anyio.create_memory_object_stream[Result[T]]()
         with receive:
             with send:
@@ -204,7 +209,9 @@ class Batch:
         error = failure if isinstance(failure, ClientError) else None
         episode, page = run.episode or (error and error.episode), run.page or (error and error.page)
         if fault is not None:
-            log.warning("Episode %s of %s has no reward: %s", page or episode, task, one_line(str(failure)))
+            name = page or episode
+            who = f"Episode {name} of {task}" if name else f"An attempt at {task} without an episode"
+            log.warning("%s has no reward: %s", who, one_line(str(failure)))
             if isinstance(failure, PlayerFailedError):
                 log.debug("The player of episode %s raised:\n%s", page or episode, failure.traceback)
         self._pace.note_end()

@@ -11,6 +11,7 @@ import anyio
 
 from decathlon_client.client_errors import (
     ERROR_KEY,
+    AccessDeniedError,
     CallTimeoutError,
     ClientError,
     EpisodeEndedError,
@@ -19,6 +20,7 @@ from decathlon_client.client_errors import (
     ProtocolError,
     RequestError,
     SandboxLostError,
+    UnknownEpisodeError,
     UnknownToolError,
     reading,
 )
@@ -43,6 +45,13 @@ EVALUATE_NAME = "evaluate"
 NOTE_BYTES = 60 << 10
 """Longest text of a note, as JSON: a line of the record has 64 KiB."""
 EPISODE_KEY = "decathlon/episode"
+READY_KEY = "decathlon/ready"
+"""Key in the `_meta` of a request for the tools that waits until the episode is ready too."""
+WITHHELD = (
+    "this client may neither evaluate nor truncate the attempt: it is attached at the agent's address, or "
+    "the policy of the reward is `controller` and the server wants a controller's token. A claimed attempt "
+    "is graded all the same"
+)
 MISTAKES = (UnknownToolError, RequestError, CallTimeoutError)
 """Errors of a call that the model should not have made; the episode continues."""
 
@@ -92,7 +101,9 @@ class Episode:
         self.prompt = str(server_info.get("instructions") or "")
         self.address = session.address if "://" in session.address else self.id
         self.agent_address = agent_address
-        self.tools = tuple(tool for tool in tools if tool.name != EVALUATE_NAME)
+        listed = tuple(tools)
+        self.tools = tuple(tool for tool in listed if tool.name != EVALUATE_NAME)
+        self._may_evaluate = len(self.tools) < len(listed)
         self.claimed = False
         self._calls = None if agent_address is None else 0
         """Calls that this client has made; None if others may have made some before."""
@@ -197,6 +208,10 @@ class Episode:
             reply = await self._call_lobby(
                 "claim_done", {key: value for key, value in arguments.items() if value is not None}
             )
+        except UnknownEpisodeError as error:
+            if self._may_evaluate:
+                raise
+            raise AccessDeniedError(WITHHELD, code="access_denied") from error
         except RequestError:
             if answer is None:
                 raise
@@ -248,10 +263,14 @@ class Episode:
 
         Grading continues on the server if this is cancelled or times out. An attempt that cannot be graded
         for a reason that the agent may have caused has status `forfeited` and a reward of 0.0. Raises
-        NoVerdictError if the infrastructure or the task failed, which is never a reward of zero.
+        NoVerdictError if the infrastructure or the task failed, which is never a reward of zero, and
+        AccessDeniedError if this client may not see the reward.
         """
         try:
             reply = await self.call(EVALUATE_NAME, on_progress=on_progress, timeout=timeout)
+        except UnknownToolError as error:
+            # The server does not tell those who may not evaluate that it can be done.
+            raise AccessDeniedError(WITHHELD, code="access_denied") from error
         except SandboxLostError as error:
             raise NoVerdictError(error.message, status="sandbox_lost", verdict={}) from error
         verdict = reply.verdict
@@ -314,7 +333,10 @@ async def connect_episode(
 ) -> Episode:
     """Open the session and wait until its episode is ready. Raises SetUpError if it never will be."""
     server_info = await session.open()
-    listing = await session.request("tools/list", {}, on_progress=on_progress)
+    # A list that the server has cached is there before the episode has a place: the player's time would pass
+    # in the queue, and a set-up that fails would be the player's and never tried again.
+    params = {"_meta": {READY_KEY: True}}
+    listing = await session.request("tools/list", params, on_progress=on_progress)
     with reading("a list of tools"):
         tools = [Tool.read(raw) for raw in as_objects(listing.get("tools"))]
     return Episode(session, call_lobby, agent_address, server_info, tools)

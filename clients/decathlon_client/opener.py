@@ -68,6 +68,9 @@ class EpisodeOpener:
         self, open_episode: OpenEpisode, resend_policy: ResendPolicy, options: OpeningOptions
     ) -> None:
         """Raises ValueError or TypeError for wrong options."""
+        if unknown := [name for name in options if name not in OpeningOptions.__annotations__]:
+            known = ", ".join(OpeningOptions.__annotations__)
+            raise TypeError(f"an episode has no option {unknown[0]!r}; its options are {known}")
         check_labels(options.get("labels") or {})
         for name, least in (("tries", 1), ("patience_seconds", 0)):
             if not options.get(name, least) >= least:  # also for NaN

@@ -19,7 +19,7 @@ import inspect
 import math
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from typing import Any, ClassVar, Self, cast
@@ -139,7 +139,9 @@ class _LoopThread:
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value)
             return {key.original if isinstance(key, SyncProxy) else key: item for key, item in items.items()}
-        return self._in_thread(value) if inspect.isroutine(value) or inspect.isfunction(value) else value
+        # Players are functions, partials and objects with `__call__`; an iterable of tasks is none of these.
+        is_function = callable(value) and not isinstance(value, (type, Iterable))
+        return self._in_thread(cast("Callable[..., Any]", value)) if is_function else cast("object", value)
 
     def keywords_to_loop(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """The keyword arguments of a call, each as the event loop may use it."""
@@ -156,7 +158,17 @@ class _LoopThread:
                 # Without a limit: each player of a batch occupies a thread for as long as it plays.
                 self._threads = anyio.CapacityLimiter(math.inf)
             bound = functools.partial(function, *(self.to_caller(arg) for arg in args))
-            return await anyio.to_thread.run_sync(bound, abandon_on_cancel=True, limiter=self._threads)
+            result = await anyio.to_thread.run_sync(bound, abandon_on_cancel=True, limiter=self._threads)
+            if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                # Nothing of its body has run: an attempt would be graded as if it had been played.
+                if inspect.iscoroutine(result):
+                    result.close()
+                kind = type(result).__name__
+                raise TypeError(
+                    f"decathlon_client.sync calls plain functions, and this one returned {kind}: define it "
+                    "without `async` and `yield`, or use decathlon_client"
+                )
+            return result
 
         return call
 

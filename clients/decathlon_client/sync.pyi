@@ -131,7 +131,8 @@ class Episode:
 
         Grading continues on the server if this is cancelled or times out. An attempt that cannot be graded
         for a reason that the agent may have caused has status `forfeited` and a reward of 0.0. Raises
-        NoVerdictError if the infrastructure or the task failed, which is never a reward of zero.
+        NoVerdictError if the infrastructure or the task failed, which is never a reward of zero, and
+        AccessDeniedError if this client may not see the reward.
         """
 
 class Slot:
@@ -199,6 +200,7 @@ class Batch:
         To stop early, leave the loop, then the batch's `async with`. A failed episode is a result with a
         `failure`. An error of the iterable of tasks is raised after the results of drawn tasks; so is
         ConnectionLostError if the server stayed away for `patience_seconds`: the other tasks are not drawn.
+        Raises RuntimeError if it was called before.
         """
 
     def run_groups(self, player: Player[T]) -> Generator[list[Result[T]]]:

@@ -94,8 +94,9 @@ class ToolDecathlonEnv:
         """Draw a task that can run here. Opens no sandbox and asks no server.
 
         `split`: `train` or `test`. `min_pass_rate` and `max_pass_rate`, from 0 to 1, are limits of its
-        difficulty, where the server has results; a task without results meets none. Raises ValueError if
-        there is no such task; the message has the splits, or says what keeps the tasks from running.
+        difficulty as they were on entering, where the server has results; a task without results meets none.
+        `client.sample` asks for the pass rates of now. Raises ValueError if there is no such task; the
+        message has the splits, or says what keeps the tasks from running.
         """
         in_split = [task for task in self.tasks if split is None or split in task.splits]
         if not in_split:
@@ -114,8 +115,8 @@ class ToolDecathlonEnv:
         fitting = [task for task in rated if low <= (task.pass_rate or 0.0) <= high]
         if not fitting:
             raise ValueError(
-                f"no task has a pass rate from {low:g} to {high:g}; {len(rated)} of {len(runnable)} have "
-                "one, from the server's results (`results=`)"
+                f"no task has a pass rate from {low:g} to {high:g}; {len(rated)} of {len(runnable)} had "
+                "one when this environment was entered; `await env.client.sample(...)` asks for those of now"
             )
         return self._random.choice(fitting)
 

@@ -41,7 +41,7 @@ VERDICT_PATHS = (
     ("verdict",),
 )
 """Where the verdict is: the document itself, these members of a stored reply of `evaluate`, or this member of
-an episode that `export` wrote."""
+an episode that `export` wrote, or of a line of a batch's file of `resume`."""
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -266,13 +266,23 @@ def _parse_verdict(text: str) -> JsonObject | str:
         value = document
         for name in path:
             value = as_object((value or {}).get(name))
-        if value is not None and {"episode", "status", "signature"} & value.keys():
-            found.append(value)
+        if value is None or not {"episode", "status", "signature"} & value.keys():
+            continue
+        if not path and _is_record(value):
+            continue
+        found.append(value)
     if not found:
         return "no verdict"
     # Compared as text: in Python, true equals 1.
     texts = {json.dumps(value, sort_keys=True) for value in found}
     return found[0] if len(texts) == 1 else "two different verdicts in one document"
+
+
+def _is_record(document: JsonObject) -> bool:
+    """Whether a document is a batch's record of an attempt, which names the episode of its verdict."""
+    verdict = as_object(document.get("verdict")) or {}
+    is_verdict = bool({"status", "signature", "reward", "success"} & document.keys())
+    return not is_verdict and verdict.get("episode") == document.get("episode")
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> JsonObject:

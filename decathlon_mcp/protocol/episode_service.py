@@ -31,6 +31,7 @@ from decathlon_mcp.protocol.messages import (
     INVALID_PARAMS,
     LIST,
     LIST_PROMPTS,
+    READY_KEY,
     UNSUPPORTED_VERSION,
     Kind,
     McpError,
@@ -227,11 +228,14 @@ class TaskService(EpisodeService):
 
 
 async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:
-    """The episode's tools; waits until they are known, which can be before the episode is ready."""
+    """The episode's tools; waits until they are known, which can be before the episode is ready.
+
+    A client that asks for it waits until the episode is ready.
+    """
     async with waiting(request, access.episode, unit=1.0):
         offered = await access.episode.tools.known()
-        if access.episode.spec.calls_before:
-            # The client has to know whether the calls before its own were made.
+        # The client of a branch has to know whether the calls before its own were made.
+        if access.episode.spec.calls_before or request.meta.get(READY_KEY) is True:
             await access.episode.ready()
     return {"tools": offered.evaluator_tools if access.can_evaluate else offered.tools}
 

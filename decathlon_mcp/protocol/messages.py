@@ -37,6 +37,8 @@ SERVER_INFO_KEY = ENVELOPE_PREFIX + "serverInfo"
 PROGRESS_TOKEN = "progressToken"
 OPERATION_KEY = "decathlon/operation"
 """Key in the `_meta` of a request with the id under which its client would send it again."""
+READY_KEY = "decathlon/ready"
+"""Key in the `_meta` of a `tools/list`: true to wait until the episode is ready, besides its tools."""
 
 INITIALIZE, DISCOVER, PING = "initialize", "server/discover", "ping"
 CALL, LIST = "tools/call", "tools/list"

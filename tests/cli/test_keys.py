@@ -10,6 +10,8 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
+from decathlon_client import Result, Verdict
+from decathlon_client.resume import AttemptKey, verdict_record
 
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
@@ -126,6 +128,19 @@ def test_a_document_with_two_different_verdicts_does_not_verify(shell: Shell, si
     for other in (scored(signer, reward=0.5), {**verdict, "reward": True}, {"status": "scored", "reward": 1}):
         reply = {"structuredContent": verdict, "_meta": {"decathlon/verdict": other}}
         assert "two different verdicts" in shell.run("verify", write_file(shell, reply)).stdout
+
+
+def test_a_batchs_file_of_verdicts_verifies(shell: Shell, signer: Signer, tmp_path: Path) -> None:
+    result: Result[None] = Result(0, "task", 0, 0, "e1", None, Verdict.read(scored(signer)), None, None, 1.0)
+    with verdict_record(tmp_path / "resumed") as record:
+        assert record is not None
+        record.append(AttemptKey("task", 0, 0), result, "run", None)
+    line = json.loads((tmp_path / "resumed").read_text())
+    line["episode"] = line["verdict"]["episode"]
+    assert shell.run("verify", write_file(shell, line)).returncode == 0
+    for change in ({"episode": "another"}, {"reward": 1.0}, {"status": "scored"}):
+        done = shell.run("verify", write_file(shell, {**line, **change}))
+        assert (done.returncode, "two different verdicts" in done.stdout) == (1, True), change
 
 
 def test_control_characters_of_a_verdict_are_not_printed(shell: Shell, signer: Signer) -> None:

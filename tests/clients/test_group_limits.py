@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -9,7 +10,7 @@ import pytest
 from decathlon_client import Decathlon, Episode, Result
 
 from decathlon_mcp.episodes.state import Phase
-from tests.probe.serving import Served, folder_of
+from tests.probe.serving import Served, folder_of, serving
 
 GROUP_SECONDS = 20.0
 """Long enough for episodes to open on a busy machine; the attempts that are late play for ever."""
@@ -93,3 +94,27 @@ async def test_a_group_is_not_late_for_what_the_trainer_does_between_groups(serv
             if len(faults) == 2:  # one attempt of the other group has begun
                 await anyio.sleep(GROUP_SECONDS + 1)  # its weights are updated
     assert faults == [None] * 4
+
+
+async def test_the_wait_for_a_place_is_no_time_of_the_player(tmp_path: Path) -> None:
+    async def player(e: Episode) -> str:
+        return (await e.call("probe__read", {"path": "question.txt"})).text
+
+    results: list[Result[str]] = []
+    async with (
+        serving(tmp_path / "state", provider="host", servers="lazy", max_sandboxes=1) as served,
+        Decathlon(served.url) as d,
+        d.batch(["find-answer"], concurrency=1, player_seconds=5.0, progress=False) as batch,
+        anyio.create_task_group() as tasks,
+    ):
+        # Afterwards the server knows the tools of the task before an episode has its sandbox.
+        async with d.episode("find-answer"):
+
+            async def play() -> None:
+                results.extend([result async for result in batch.run(player)])
+
+            tasks.start_soon(play)
+            await anyio.sleep(6.0)
+            assert (batch.tally.opening, batch.tally.playing) == (1, 0)
+    (result,) = results
+    assert (result.played, result.verdict and result.verdict.raw["truncated"]) == ("six times seven\n", False)

@@ -34,6 +34,7 @@ NAN = float("nan")
         (["find-answer"], {"concurrency": 0}, ValueError),
         (["find-answer"], {"n": 0}, ValueError),
         (["find-answer"], {"tries": 0}, ValueError),
+        (["find-answer"], {"max_turns": 50}, TypeError),
         (["find-answer"], {"labels": {"run": "a", "group": "b"}}, ValueError),
         (["find-answer"] * 3, {"labels": {"step": "x" * 5_000}}, RequestError),
         (["find-answer"] * 3, {"launch_time": "yesterday"}, RequestError),
@@ -86,3 +87,13 @@ anyio.run(main)
 async def test_a_server_that_may_open_too_few_files_does_not_start(tmp_path: Path) -> None:
     done = await anyio.run_process([sys.executable, "-c", FEW_FILES, str(tmp_path)])
     assert done.stdout == b"this process may open 96 files, and a server needs at least 138: ulimit -n 138\n"
+
+
+async def test_a_second_run_of_a_batch_is_an_error(served: Served) -> None:
+    async with (
+        Decathlon(served.url) as d,
+        d.batch(["find-answer"], concurrency=1, progress=False) as batch,
+    ):
+        assert len([result async for result in batch.run(player)]) == 1
+        with pytest.raises(RuntimeError, match="run before"):
+            _ = [result async for result in batch.run(player)]

@@ -31,6 +31,11 @@ def test_all_lists_exactly_the_public_names() -> None:
         _ = decathlon_client.Server  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_the_packages_have_types_for_users() -> None:
+    for package in ("decathlon_client", "tool_decathlon"):
+        assert (REPOSITORY / "clients" / package / "py.typed").is_file()
+
+
 def test_importing_the_client_loads_nothing_of_the_server_and_a_part_of_it_no_mcp() -> None:
     program = (
         "import sys, decathlon_client.client_values; print(*sys.modules)\n"

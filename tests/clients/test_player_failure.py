@@ -139,3 +139,14 @@ async def said_everywhere(
             escaped = reason.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
             assert escaped in text, path
             assert "(not_evaluated)" not in text
+
+
+async def test_a_player_that_is_not_asynchronous_is_told_so(served: Served) -> None:
+    def plain(e: Episode) -> Any:
+        return e.task
+
+    async with Decathlon(served.url) as d, d.batch(["find-answer"], concurrency=1, progress=False) as batch:
+        (result,) = [result async for result in batch.run(plain)]
+    assert (result.reward, result.fault) == (None, "player")
+    assert "a player must be an `async def` function" in str(result.failure)
+    assert "returned str" in str(result.failure)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decathlon_client import UnknownToolError
@@ -117,3 +119,25 @@ def test_after_a_fork_the_child_is_refused_and_leaves_the_parents_client_alone(t
     command = [sys.executable, "-c", FORKED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+class Agent:
+    def __call__(self, e: Episode) -> str:
+        return solve(e)
+
+
+async def solve_later(e: Episode) -> None:
+    solve(e)
+
+
+def test_a_player_is_any_plain_callable_and_an_asynchronous_one_is_an_error(d: Decathlon) -> None:
+    players: list[Any] = [Agent(), functools.partial(solve), solve_later, Agent().__call__]
+    rewards: list[float | None] = []
+    failures: list[str] = []
+    for player in players:
+        with d.batch(["find-answer"], concurrency=1, progress=False) as batch:
+            for result in batch.run(player):
+                rewards.append(result.reward)
+                failures.append(str(result.failure))
+    assert rewards == [1.0, 1.0, None, 1.0], failures
+    assert "plain functions, and this one returned coroutine" in failures[2]
