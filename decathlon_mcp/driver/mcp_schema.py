@@ -459,12 +459,33 @@ class LogParams(Struct, frozen=True):
 
 
 def valid_notification(params: JsonObject, kind: type[ProgressParams | LogParams]) -> JsonObject | None:
-    """The parameters of a notification without what MCP does not allow; None if a required part is faulty."""
+    """The parameters of a notification without what MCP does not allow; None if a required part is faulty.
+
+    A server can send a hundred of them a second, so that a faulty one takes little longer than another.
+    """
+    if _is_valid(params, kind):
+        return params
+    kept = dict(params)
+    if (meta := as_object(params.get("_meta"))) is not None:
+        kept["_meta"] = {
+            name: value
+            for name, value in meta.items()
+            if name not in _CHECKED_META or _is_valid({name: value}, ResultMeta)
+        }
+    members = {member.encode_name: member.required for member in msgspec.structs.fields(kind)}
+    required = {name: params[name] for name in members if members[name] and name in params}
+    for name in members.keys() - required.keys() & kept.keys():
+        if not _is_valid({**required, name: kept[name]}, kind):
+            del kept[name]
+    return kept if _is_valid(kept, kind) else None
+
+
+_CHECKED_META = frozenset(ResultMeta.__struct_encode_fields__)
+
+
+def _is_valid(value: JsonObject, kind: type[Struct]) -> bool:
     try:
-        msgspec.convert(params, kind)
+        msgspec.convert(value, kind)
     except _UNREADABLE:
-        try:
-            return _repaired(copy.deepcopy(params), kind)
-        except ValidationError:
-            return None
-    return params
+        return False
+    return True
