@@ -237,11 +237,12 @@ def test_of_notifications_what_mcp_does_not_allow_is_left_out(
 
 def test_long_notifications_with_faults_take_little_time() -> None:
     # A hundred a second reach the server, whoever waits for them: each took 15 ms of the event loop.
-    meta = {"progressToken": [], RELATED: 1}
-    params = {"level": "info", "data": [[] for _ in range(4_900)], "logger": 1, "_meta": meta}
+    meta: Any = {"progressToken": [], RELATED: 1}
+    data: Any = [[] for _ in range(4_900)]
+    params: Any = {"level": "info", "data": data, "logger": 1, "_meta": meta}
     started = time.process_time()
     for _ in range(50):
-        assert valid_notification(params, LogParams) == {"level": "info", "data": params["data"], "_meta": {}}
+        assert valid_notification(params, LogParams) == {"level": "info", "data": data, "_meta": {}}
     assert time.process_time() - started < 0.2
 
 
