@@ -28,10 +28,7 @@ MAX_TOTAL_BYTES = 8 << 20
 """Limit on the sum over a workspace, and so on the time for reading; further files are emptied."""
 MAX_PATHS = 500_000
 """Paths that are remembered. With more of them, every folder counts as a repository."""
-MAX_KEY_CHARACTERS = 100
-"""Of a removed key's section, subsection and name, how much its report has."""
 _OUT = "a path that leads out"
-_TOO_LONG = "all paths, which would be too long as absolute ones"
 _MARKS = {"objects": 1, "refs": 2}
 _BOTH = 3
 
@@ -252,7 +249,7 @@ class Repositories:
         # Each relative path becomes longer by the folder's, which may have 2,000 bytes for a path of one.
         count = sum(line[:1] not in ("", "/", "#") for line in kept)
         if not self.spend(count * len(self._absolute("", folder))):
-            return b"", [_TOO_LONG]
+            return b"", ["all paths, which would be too long as absolute ones"]
         # A relative path would lead elsewhere from a folder in which `info` is a link.
         absolute = [line if line[:1] in ("", "/", "#") else self._absolute(line, folder) for line in kept]
         return _bytes("\n".join(absolute)), [_OUT] if len(kept) < len(lines) else []
@@ -331,7 +328,7 @@ def reduce_config(
         for section, subsection, key, value in _entries(_text(content)):
             if not _is_harmless(section, subsection, key, value, stays_inside, is_near):
                 # Thousands of keys can share a subsection that is as long as they are together.
-                parts = (part[:MAX_KEY_CHARACTERS] for part in (section, subsection, key) if part is not None)
+                parts = (part[:100] for part in (section, subsection, key) if part is not None)
                 removed[".".join(parts)] = None
                 continue
             if (section, subsection) != current:

@@ -15,6 +15,7 @@ four SDKs.
 # Without postponed evaluation of annotations: the classes in `_result_types` refer to each other.
 
 import copy
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -193,6 +194,7 @@ _decode_item = msgspec.json.Decoder(_ContentItem).decode
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _encode = msgspec.json.Encoder().encode
+_CHECKED_META = frozenset(ResultMeta.__struct_encode_fields__)
 # Numbers keep their text.
 _decode_any = msgspec.json.Decoder(float_hook=lambda text: Raw(text.encode())).decode
 
@@ -459,10 +461,8 @@ class LogParams(Struct, frozen=True):
 
 
 def valid_notification(params: JsonObject, kind: type[ProgressParams | LogParams]) -> JsonObject | None:
-    """The parameters of a notification without what MCP does not allow; None if a required part is faulty.
-
-    A server can send a hundred of them a second, so that a faulty one takes little longer than another.
-    """
+    """The parameters of a notification without what MCP does not allow; None if a required part is faulty."""
+    # A server can send a hundred a second, so that one with faults must take little longer than another.
     if _is_valid(params, kind):
         return params
     kept = dict(params)
@@ -480,12 +480,8 @@ def valid_notification(params: JsonObject, kind: type[ProgressParams | LogParams
     return kept if _is_valid(kept, kind) else None
 
 
-_CHECKED_META = frozenset(ResultMeta.__struct_encode_fields__)
-
-
 def _is_valid(value: JsonObject, kind: type[Struct]) -> bool:
-    try:
+    with suppress(*_UNREADABLE):
         msgspec.convert(value, kind)
-    except _UNREADABLE:
-        return False
-    return True
+        return True
+    return False
