@@ -246,6 +246,10 @@ class Repositories:
         lines = _text(content).split("\n")
         # Git unquotes what begins with a quotation mark, and writes no such line itself.
         kept = [line for line in lines if not line.startswith('"') and self._stays_inside(line, len(folder))]
+        # Each relative path becomes longer by the folder's, which may have 2,000 bytes for a path of one.
+        count = sum(line[:1] not in ("", "/", "#") for line in kept)
+        if not self.spend(count * len(self._absolute("", folder))):
+            return b"", ["all paths, which would be too long as absolute ones"]
         # A relative path would lead elsewhere from a folder in which `info` is a link.
         absolute = [line if line[:1] in ("", "/", "#") else self._absolute(line, folder) for line in kept]
         return _bytes("\n".join(absolute)), [_OUT] if len(kept) < len(lines) else []
@@ -322,9 +326,10 @@ def reduce_config(
     current: tuple[str, str | None] | None = None
     try:
         for section, subsection, key, value in _entries(_text(content)):
-            name = ".".join(part for part in (section, subsection, key) if part is not None)
             if not _is_harmless(section, subsection, key, value, stays_inside, is_near):
-                removed[name] = None
+                # Thousands of keys can share a subsection that is as long as they are together.
+                parts = (part[:100] for part in (section, subsection, key) if part is not None)
+                removed[".".join(parts)] = None
                 continue
             if (section, subsection) != current:
                 current = section, subsection
@@ -445,8 +450,8 @@ def _reduce_attributes(content: bytes, name: str) -> tuple[bytes, list[str]]:
     removed: dict[str, None] = {}
     for line in _text(content).split("\n"):
         words = re.split(r"([ \t\r]+)", line)
-        bad = [word for word in words if not _is_harmless_attribute(word)]
-        removed.update(dict.fromkeys(bad))
+        bad = dict.fromkeys(word for word in words if not _is_harmless_attribute(word))
+        removed |= bad
         lines.append("".join(word for word in words if word not in bad))
     return _bytes("\n".join(lines)), list(removed)
 

@@ -24,8 +24,8 @@ from decathlon_mcp.archives.writing import Entry, StreamedArchive, encoded
 
 MAX_NAME_BYTES = 2048
 MAX_PART_BYTES = 255
-MAX_REPORTED = 100
-"""Longest list of refusals, so that an agent cannot fill the verdict."""
+MAX_REPORTED, MAX_REPORTED_CHARACTERS = 100, 16 << 10
+"""Longest list of refusals and all of its text, so that an agent cannot fill the verdict."""
 MAX_LINK_BYTES = 16 << 20
 """Symlinks whose targets are remembered for their other names; further symlinks lose other names."""
 _LINK_COST = 100
@@ -68,7 +68,7 @@ class CleanWorkspace:
     def refused(self) -> list[str]:
         """One line for each member that was refused or changed when the archive was read last.
 
-        At most `MAX_REPORTED`, and a last line with the number of further members.
+        At most `MAX_REPORTED` with `MAX_REPORTED_CHARACTERS`, and a last line with the number of the others.
         """
         return [] if self._last is None else self._last.reports()
 
@@ -112,6 +112,7 @@ class _Filter:
         self._folder = ""
         """The previous member's folder, most often the next member's too."""
         self._reports: list[str] = []
+        self._remaining_characters = MAX_REPORTED_CHARACTERS
         self._unreported = 0
 
     def entries(self) -> Iterator[Entry]:
@@ -133,7 +134,8 @@ class _Filter:
         return self._reports + ([f"and {self._unreported} more"] if self._unreported else [])
 
     def _report(self, line: str) -> None:
-        if len(self._reports) < MAX_REPORTED:
+        if len(self._reports) < MAX_REPORTED and len(line) <= self._remaining_characters:
+            self._remaining_characters -= len(line)
             self._reports.append(line)
         else:
             self._unreported += 1

@@ -15,6 +15,7 @@ four SDKs.
 # Without postponed evaluation of annotations: the classes in `_result_types` refer to each other.
 
 import copy
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -193,6 +194,7 @@ _decode_item = msgspec.json.Decoder(_ContentItem).decode
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _encode = msgspec.json.Encoder().encode
+_CHECKED_META = frozenset(ResultMeta.__struct_encode_fields__)
 # Numbers keep their text.
 _decode_any = msgspec.json.Decoder(float_hook=lambda text: Raw(text.encode())).decode
 
@@ -460,11 +462,26 @@ class LogParams(Struct, frozen=True):
 
 def valid_notification(params: JsonObject, kind: type[ProgressParams | LogParams]) -> JsonObject | None:
     """The parameters of a notification without what MCP does not allow; None if a required part is faulty."""
-    try:
-        msgspec.convert(params, kind)
-    except _UNREADABLE:
-        try:
-            return _repaired(copy.deepcopy(params), kind)
-        except ValidationError:
-            return None
-    return params
+    # A server can send a hundred a second, so that one with faults must take little longer than another.
+    if _is_valid(params, kind):
+        return params
+    kept = dict(params)
+    if (meta := as_object(params.get("_meta"))) is not None:
+        kept["_meta"] = {
+            name: value
+            for name, value in meta.items()
+            if name not in _CHECKED_META or _is_valid({name: value}, ResultMeta)
+        }
+    members = {member.encode_name: member.required for member in msgspec.structs.fields(kind)}
+    required = {name: params[name] for name in members if members[name] and name in params}
+    for name in members.keys() - required.keys() & kept.keys():
+        if not _is_valid({**required, name: kept[name]}, kind):
+            del kept[name]
+    return kept if _is_valid(kept, kind) else None
+
+
+def _is_valid(value: JsonObject, kind: type[Struct]) -> bool:
+    with suppress(*_UNREADABLE):
+        msgspec.convert(value, kind)
+        return True
+    return False

@@ -240,8 +240,8 @@ def without_own_meta(value: JsonObject) -> JsonObject:
 
 def without_own(meta: JsonObject) -> JsonObject:
     """The value of a `_meta` without this server's keys; the same object if there are none."""
-    own = [key for key in meta if key.casefold().startswith(OWN_PREFIX)]
-    return {key: item for key, item in meta.items() if key not in own} if own else meta
+    kept = {key: item for key, item in meta.items() if not key.casefold().startswith(OWN_PREFIX)}
+    return kept if len(kept) < len(meta) else meta
 
 
 def _without_own_keys(item: Raw) -> dict[str, Raw]:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from decathlon_mcp.archives.packing import pack_folder
-from decathlon_mcp.archives.repositories import MAX_FILE_BYTES, reduce_config
+from decathlon_mcp.archives.repositories import MAX_FILE_BYTES, Repositories, reduce_config
 from tests.archives.cleaning import clean_workspace, extract
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -340,6 +340,40 @@ def test_reading_a_configuration_takes_little_time(text: str) -> None:
     started = time.process_time()
     reduce_config(text.encode(), lambda path: True, lambda location: True)
     assert time.process_time() - started < 3
+
+
+def test_many_keys_of_a_long_subsection_take_little_memory() -> None:
+    keys = "".join(f"a{number:x}\n" for number in range(2_000))
+    kept, removed = reduce_config(
+        f'[x "{"a" * 200_000}"]\n{keys}'.encode(), lambda path: True, lambda location: True
+    )
+    assert (kept, len(removed)) == (b"", 2_000)
+    assert sum(map(len, removed)) < 1 << 20
+
+
+def test_many_attributes_that_name_programs_take_little_time() -> None:
+    words = " ".join(f"filter={number:x}" for number in range(20_000))
+    reduced, removed = reduce_file("library/info/attributes", f"* {words}")
+    assert (reduced.split(), len(removed)) == ([b"*"], 20_000)
+
+
+def test_many_alternates_below_a_long_path_take_little_time_and_memory() -> None:
+    # Each path of one character would get the 1,800 of its folder before it.
+    reduced, removed = reduce_file(f"{'d/' * 900}objects/info/alternates", "a\n" * 100_000)
+    assert (reduced, removed) == (b"", ["all paths, which would be too long as absolute ones"])
+    reduced, removed = reduce_file(f"{'d/' * 900}objects/info/alternates", "a\n" * 100)
+    assert (reduced.count(b"\n"), removed) == (100, [])
+
+
+def reduce_file(name: str, content: str) -> tuple[bytes, list[str]]:
+    """What is kept of a file of the repository `library`, and the names of the rest, within a second."""
+    repositories = Repositories(["library/objects", "library/refs"], PurePosixPath("/workspace"))
+    reduce = repositories.treatment(name, None).reduce
+    assert reduce is not None
+    started = time.process_time()
+    reduction = reduce(content.encode(), name)
+    assert time.process_time() - started < 1
+    return reduction
 
 
 def test_alternates_that_lead_out_are_removed(workspace: Path, tmp_path: Path) -> None:

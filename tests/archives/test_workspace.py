@@ -335,6 +335,17 @@ def test_reports_are_bounded_and_on_one_line_each(tmp_path: Path) -> None:
     assert (len(refused), refused[-1]) == (101, "and 50 more")
 
 
+def test_reports_with_long_names_are_bounded_together(tmp_path: Path) -> None:
+    def build(tar: tarfile.TarFile) -> None:
+        for number in range(150):
+            # Each byte of such a name takes five characters in a report.
+            tar.addfile(entry(f"{number}" + "\udcff" * 190, tarfile.FIFOTYPE))
+
+    refused = Cleaned(tmp_path, build).refused
+    assert sum(map(len, refused)) < 20_000
+    assert refused[-1] == f"and {150 - len(refused) + 1} more"
+
+
 @pytest.mark.parametrize("keep", [700, 1024 + 700])
 def test_truncated_archive_gives_its_whole_members(tmp_path: Path, keep: int) -> None:
     whole, before, after = tmp_path / "whole.tar", tmp_path / "before.tar", tmp_path / "after.tar"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 
 import pytest
 
@@ -23,6 +25,12 @@ HSTS = ("Strict-Transport-Security", "max-age=86400")
 
 def get(url: str, *headers: tuple[str, str]) -> WebRequest:
     return WebRequest("GET", url, Headers(headers))
+
+
+def stored_of(request: WebRequest, response: WebResponse) -> WebResponse:
+    stored = storable(request, response)
+    assert stored is not None
+    return stored
 
 
 def post(body: bytes, content_type: str) -> WebRequest:
@@ -122,7 +130,7 @@ def test_a_stored_response_has_no_credential() -> None:
         ),
         json.dumps({"echo": echoed, "access_token": "unknown"}).encode(),
     )
-    stored = storable(request, response)
+    stored = stored_of(request, response)
     text = repr(stored)
     assert SECRET not in text
     assert "unknown" not in text
@@ -134,9 +142,25 @@ def test_a_stored_response_has_no_credential() -> None:
 def test_headers_of_a_connection_are_not_stored_but_the_length_of_a_head() -> None:
     headers = Headers((("Content-Length", "7"), ("Transfer-Encoding", "chunked"), HSTS))
     response = WebResponse(200, "OK", headers, b"")
-    assert storable(get("http://a.example/"), response).headers.items == (HSTS,)
+    assert stored_of(get("http://a.example/"), response).headers.items == (HSTS,)
     head = WebRequest("HEAD", "http://a.example/")
-    assert storable(head, response).headers.get("content-length") == "7"
+    assert stored_of(head, response).headers.get("content-length") == "7"
+
+
+def test_no_response_takes_long_or_much_memory_to_be_stored() -> None:
+    """All sandboxes share the proxy's process, whose event loop stands still for each of these."""
+    cookies = ("Cookie", "; ".join(f"a={number:08x}" for number in range(10_000)))
+    long_text = b'{"access_token":"' + b"a" * (4 << 20)
+    headers = Headers((("Content-Type", "application/json"), ("Location", "?" * 60_000)))
+    tracemalloc.start()
+    started = time.process_time()
+    assert storable(get("http://a.example/", cookies), WebResponse(200, "OK", headers, long_text)) is None
+    stored = stored_of(get("http://a.example/"), WebResponse(200, "OK", headers, long_text + b'"}'))
+    assert time.process_time() - started < 3
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+    assert json.loads(stored.body) == {"access_token": "REDACTED"}
+    assert len(stored.headers.get("Location")) == 60_000
 
 
 @pytest.mark.parametrize("url", ["http://a.example:99999/", "http://[::1]:8080/x", "http://ü.example/ä?ö=ß"])

@@ -243,6 +243,9 @@ def parse_addresses(texts: tuple[str, ...]) -> Addresses:
 REDACTED = "REDACTED"
 MIN_SECRET_CHARACTERS = 8
 """Shorter values are not searched for in responses: they would match by chance."""
+MAX_SEARCHED_BYTES = 4 << 30
+"""The length of a response times the credentials that are searched for in it: some 3 s. A sandbox can send
+20,000 cookies to a site that answers with 64 MiB."""
 MAX_PARSED_BYTES = 64 << 10
 """Longer forms and JSON bodies are compared byte by byte: while they are parsed, nothing else runs."""
 MAX_URL_CHARACTERS = 8192
@@ -259,8 +262,9 @@ _SECRET_NAME = re.compile(
     )$"""
 )
 _TOKEN_MEMBERS = re.compile(
-    rb'("(?:access_token|refresh_token|id_token|client_secret|api_key|password)"\s*:\s*")(?:[^"\\]|\\.)*(")'
+    rb'("(?:access_token|refresh_token|id_token|client_secret|api_key|password)"\s*:\s*")(?:[^"\\]|\\.)*+(")'
 )
+"""Possessive: each character that can be given back takes 150 bytes."""
 _CACHE_BUSTER = re.compile(r"_|cb|cache_?bust(?:er)?|nocache")
 _FRACTION = re.compile(r"0\.\d{14,}")
 """As JavaScript prints nearly all numbers of `Math.random`, and people write none."""
@@ -337,9 +341,14 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.match(name.strip()) is not None
 
 
-def storable(request: WebRequest, response: WebResponse) -> WebResponse:
-    """The response as it may be stored: without cookies and tokens, and without the request's credentials."""
+def storable(request: WebRequest, response: WebResponse) -> WebResponse | None:
+    """The response as it may be stored: without cookies and tokens, and without the request's credentials.
+
+    None if there are too many credentials to be searched for.
+    """
     secrets = _secrets_of(request, response)
+    if len(secrets) * (len(response.body) + MAX_HEADER_BYTES) > MAX_SEARCHED_BYTES:
+        return None
     headers: list[tuple[str, str]] = []
     size = 0
     for name, value in response.headers.items:
@@ -367,7 +376,8 @@ def redacted_addresses(text: str) -> str:
         return f"{match[1]}{match[2]}={REDACTED}" if is_secret_name(match[2]) else match[0]
 
     text = re.sub(r"(//)[^/?#\s@]+@", r"\1", text)
-    return re.sub(r"([?&;])([^=&;#\s]+)=[^&;#>\s]*", replace, text)
+    # Up to the next sign that begins a name: a header of 64 KiB question marks took a minute.
+    return re.sub(r"([?&;])([^?=&;#\s]+)=[^&;#>\s]*", replace, text)
 
 
 def _normal_host(parts: SplitResult) -> str:
