@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
@@ -87,28 +86,23 @@ async def sending_notes(episode: Episode) -> AsyncGenerator[NoteSender]:
                 await sender.flush()
 
 
-def send_notes(episode: sync.Episode, messages: Iterable[Mapping[str, Any]]) -> None:
+async def send_conversation(episode: Episode, messages: Iterable[Mapping[str, Any]]) -> None:
     """Send the notes of a finished conversation, before its grading, for at most `FLUSH_SECONDS`.
 
     Never raises a ClientError: what cannot be sent is logged.
     """
-    deadline = time.monotonic() + FLUSH_SECONDS
+    deadline = anyio.current_time() + FLUSH_SECONDS
     try:
         for note in notes_of(messages):
-            remaining = max(0.0, deadline - time.monotonic())
-            episode.note(note.text, role=note.role, calls=note.calls, timeout=remaining)
+            remaining = max(0.0, deadline - anyio.current_time())
+            await episode.note(note.text, role=note.role, calls=note.calls, timeout=remaining)
     except ClientError as error:
         _log_loss(episode.page or episode.public_id, error)
 
 
-async def send_conversation(episode: Episode, messages: Iterable[Mapping[str, Any]]) -> None:
-    """As `send_notes`, of an asynchronous episode."""
-    try:
-        with anyio.move_on_after(FLUSH_SECONDS):
-            for note in notes_of(messages):
-                await episode.note(note.text, role=note.role, calls=note.calls)
-    except ClientError as error:
-        _log_loss(episode.page or episode.public_id, error)
+def send_notes(episode: sync.Episode, messages: Iterable[Mapping[str, Any]]) -> None:
+    """As `send_conversation`, of a synchronous episode."""
+    cast("Any", episode)._loop.run(send_conversation, episode, list(messages))
 
 
 def notes_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Note]:
