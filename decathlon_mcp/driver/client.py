@@ -89,13 +89,6 @@ class CleanResult(msgspec.Struct, frozen=True):
     count: int
 
 
-class Merging(msgspec.Struct, frozen=True):
-    """What the kernel and the sandbox allow of `merge`: pages are merged, and they are alike."""
-
-    merging: bool
-    fixed_addresses: bool
-
-
 class ServerInfo(msgspec.Struct, frozen=True):
     """A started MCP server of the task; `tools` are its tool definitions as it sent them."""
 
@@ -174,13 +167,6 @@ class DriverClient(DriverLink):
         folders = None if under is None else list(under)
         params = {"since": since, "under": folders, "except": list(excepted)}
         return await self.request(wire.CLEAN, params, kind=CleanResult, timeout_seconds=CLEAN_SECONDS)
-
-    async def merge(self) -> Merging:
-        """Let the kernel merge memory pages of this sandbox with other sandboxes' pages.
-
-        Only for processes that are started after it.
-        """
-        return await self.request(wire.MERGE, {}, kind=Merging)
 
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
@@ -286,7 +272,7 @@ async def connect(
             driver.attach()
             if sandbox.spec.merge_pages and not reattached:
                 # Before anything can start a server.
-                await driver.merge()
+                await driver.request(wire.MERGE, {})
             yield driver
         except DecathlonError:
             # A failed write can be noticed before the end of the stream, which says why.

@@ -116,21 +116,19 @@ class ProcessSupervisor:
         _harden_driver()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
-    def merge_memory(self) -> tuple[bool, bool]:
-        """Let the kernel merge equal pages with other sandboxes' (KSM), and fix addresses.
+    def merge_memory(self) -> None:
+        """Let the kernel merge equal pages with other sandboxes' (KSM), and fix addresses, where it can.
 
         Pages of an interpreter are equal only if the pointers in them are. Merging holds for this process at
-        once, and fixed addresses for every program that is executed; the driver's own are random. Returns
-        whether each was set.
+        once, and fixed addresses for every program that is executed; the driver's own are random.
         """
         self.server_variables = MERGED_VARIABLES
         libc = _libc()
-        if libc is None:
-            return False, False
-        merging = libc.prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0
-        # Replaces the personality as a whole: Docker's seccomp profile compares with single values, and every
-        # ordinary process has 0 before.
-        return merging, libc.personality(_ADDR_NO_RANDOMIZE) != -1
+        if libc is not None:
+            libc.prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0)
+            # Replaces the personality as a whole: Docker's seccomp profile compares with single values, and
+            # every ordinary process has 0 before.
+            libc.personality(_ADDR_NO_RANDOMIZE)
 
     def spawn(
         self,

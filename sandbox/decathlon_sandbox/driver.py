@@ -195,8 +195,8 @@ class Driver:
 
             answer_in_thread(self._loop, request, lambda: Cleaning(params).run(), request.reply)
         elif method == wire.MERGE:
-            merging, fixed_addresses = self._supervisor.merge_memory()
-            request.reply({"merging": merging, "fixed_addresses": fixed_addresses})
+            self._supervisor.merge_memory()
+            request.reply({})
         elif method == wire.DEFINE:
             self._servers.define(request, params)
         elif method == wire.START:

@@ -82,10 +82,10 @@ Requests: params -> result
             is the number of files. All other changed files, links, empty folders and bound sockets stay:
             `count` is their number, `paths` the first 100. Other changed folders get the present time. Fails
             with FILES if the clock was set back meanwhile.
-`merge`     {} -> {"merging": BOOL, "fixed_addresses": BOOL}
+`merge`     {} -> {}
             Lets the kernel merge equal memory pages of the driver, and of what it starts from now on, with
             other sandboxes' pages, and fixes the addresses and the hash seed of the task's servers, so that
-            their pages are equal. The result says which of the two the kernel and the sandbox allow.
+            their pages are equal; as far as the kernel and the sandbox allow it.
 `define`    {"servers": [SERVER...]} -> {}
             Keeps the specifications of the task's MCP servers, so that they can be started by name, also by a
             server process that does not have them and their secrets. Starts nothing. A name that was defined

@@ -233,7 +233,7 @@ class FakeDriver:
                 result = {"removed": 0, "paths": paths[:100], "count": len(paths)}
             case wire.MERGE:
                 self.merges = True
-                result = {"merging": True, "fixed_addresses": True}
+                result = {}
             case wire.DEFINE:
                 for server in params["servers"]:
                     self.servers.setdefault(server["name"], False)
