@@ -66,11 +66,9 @@ class Lobby(Service):
     """Serves the lobby's tools. `labels`: of every episode that it starts."""
 
     def __init__(self, registry: EpisodeRegistry, *, labels: Mapping[str, str] | None = None) -> None:
-        super().__init__(registry.spans)
-        self._registry = registry
+        super().__init__(registry)
         self._labels = labels or {}
         self._tools = lobby_tools()
-        self._definitions = {name: tool.definition() for name, tool in self._tools.items()}
 
     async def initialize(self, request: Request) -> JsonObject:
         return {"instructions": self._instructions(request.context)}
@@ -117,7 +115,7 @@ class Lobby(Service):
                     return await call_tool(access, request, again=kind)
 
     def _list_all_tools(self, request: Request) -> JsonObject:
-        lobby_tools = [self._definitions[name] for name in self._allowed_tools(request)]
+        lobby_tools = (tool.definition() for tool in self._allowed_tools(request).values())
         return {"tools": [*lobby_tools, *self._current_tools(request)]}
 
     def _can_evaluate(self, context: RequestContext) -> bool:
