@@ -108,9 +108,8 @@ class EpisodeService(Service):
             "task": episode.spec.task_name,
             "phase": str(episode.state.phase),
             "address": episode_address(base_url, access.id),
+            **waits_for(episode),
         }
-        if episode.waits_for is not None:
-            info["waits_for"] = episode.waits_for
         return {"instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: info}}
 
     async def discover(self, request: Request) -> JsonObject:
@@ -210,6 +209,11 @@ class TaskService(EpisodeService):
             "start an episode at /mcp and use its own address",
             {"supported": list(HANDSHAKE_VERSIONS), "requested": request.version},
         )
+
+
+def waits_for(episode: Episode) -> JsonObject:
+    """The member of a result that says what an episode waits for; none if it waits for nothing."""
+    return {} if episode.waits_for is None else {"waits_for": episode.waits_for}
 
 
 async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:

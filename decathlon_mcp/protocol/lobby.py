@@ -25,6 +25,7 @@ from decathlon_mcp.protocol.episode_service import (
     claimed_before,
     evaluate,
     list_tools,
+    waits_for,
 )
 from decathlon_mcp.protocol.lobby_tools import (
     AddNote,
@@ -243,7 +244,7 @@ class Lobby(Service):
             with context.awaiting(episode):
                 info |= await self._wait_until_ready(request, access)
         else:
-            info |= _waits_for(episode)
+            info |= waits_for(episode)
         if (session := request.session) is not None:
             session.access = access
             session.save()
@@ -330,14 +331,10 @@ def _status(episode: Episode) -> JsonObject:
         "names": episode.sandbox_factory.tool_names,
         "suite_revision": episode.records.progress.facts.suite_revision or None,
         **episode.reported,
-        **_waits_for(episode),
+        **waits_for(episode),
     }
     if state.phase is Phase.ENDED:
         status["ending"] = str(state.ending)
     if state.cause:
         status["cause"] = state.cause.message
     return status
-
-
-def _waits_for(episode: Episode) -> JsonObject:
-    return {} if episode.waits_for is None else {"waits_for": episode.ticket.waiting_for}
