@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar, cast
 
+from decathlon_client.client_values import one_line as one_line
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import ErrorDetails
@@ -62,11 +63,6 @@ _FAULTS = {
     "too_short": "must have at least {min_length} items",
     "finite_number": "must be a finite number",
 }
-
-
-def one_line(text: str) -> str:
-    """The text on one line, with a sign in the place of each character that is not printed."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text.split()))
 
 
 def quoted(name: str) -> str:

@@ -316,22 +316,10 @@ async def open_batch(
         if progress:
             # Before the bar is drawn.
             sys.stderr.write(f"run {name}\n")
-        async with _running(opener, tasks, replace(plan, run=name), progress, verdicts) as batch:
-            yield batch
-
-
-@asynccontextmanager
-async def _running(
-    opener: EpisodeOpener,
-    tasks: Iterable[str | Task] | AsyncIterable[str | Task],
-    plan: Plan,
-    progress: bool,
-    verdicts: VerdictRecord | None,
-) -> AsyncGenerator[Batch]:
-    with progress_display(progress) as show:
-        async with background_tasks() as workers:
-            batch = Batch(opener, workers, tasks, plan, show, verdicts)
-            if show is not None:
-                workers.start_soon(batch.keep_shown)
-            with opener.close_budget.shorten_on_interrupt():
-                yield batch
+        with progress_display(progress) as show:
+            async with background_tasks() as workers:
+                batch = Batch(opener, workers, tasks, replace(plan, run=name), show, verdicts)
+                if show is not None:
+                    workers.start_soon(batch.keep_shown)
+                with opener.close_budget.shorten_on_interrupt():
+                    yield batch

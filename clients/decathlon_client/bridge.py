@@ -43,7 +43,6 @@ from decathlon_client.client_episode import EPISODE_KEY
 from decathlon_client.client_errors import ConnectionLostError, RequestError
 from decathlon_client.client_session import UNAVAILABLE
 from decathlon_client.client_values import (
-    DIRECT,
     JsonObject,
     as_object,
     as_objects,
@@ -56,7 +55,7 @@ from decathlon_client.client_values import (
 )
 from decathlon_client.process import StdinPump, stop_on_signal
 from decathlon_client.resends import RESEND_SECONDS, ResendPolicy, Resends, check_params, with_operation
-from decathlon_client.sdk import CONNECT_SECONDS, LARGE_EVENTS, UNCOMPRESSED, bound_response
+from decathlon_client.sdk import http_client
 from decathlon_client.task_groups import background_tasks
 
 INITIALIZE_SECONDS = 5.0
@@ -174,13 +173,8 @@ class Bridge:
     """
 
     def __init__(self, url: str, token: str, labels: Mapping[str, str], stdin_ended: anyio.Event) -> None:
-        self._http = httpx2.AsyncClient(
-            event_hooks={"response": [bound_response]},
-            headers={**UNCOMPRESSED, **LARGE_EVENTS, **authorization(token), **label_headers(labels)},
-            mounts=DIRECT,
-            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None),
-        )
+        headers = {**authorization(token), **label_headers(labels)}
+        self._http = http_client(headers, follow_redirects=False)
         self._url = url
         self._stdin_ended = stdin_ended
         self._initialize: JsonObject = {}

@@ -39,7 +39,7 @@ REWARDED = frozenset({"scored", "forfeited"})
 
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
-"""The metrics that every task has: the server counts them."""
+"""The metrics that every task has: the server counts them, and `success` is the evaluator's exit code."""
 _TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")
 LABEL_HEADER = "Decathlon-Labels"
 RUN, GROUP, ATTEMPT = "run", "group", "attempt"

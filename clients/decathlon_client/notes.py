@@ -107,7 +107,7 @@ async def send_conversation(episode: Episode, messages: Iterable[Mapping[str, An
 
 def send_notes(episode: sync.Episode, messages: Iterable[Mapping[str, Any]]) -> None:
     """As `send_conversation`, of a synchronous episode."""
-    cast("Any", episode)._loop.run(send_conversation, episode, messages)
+    cast("Any", episode)._loop.run(send_conversation, episode, list(messages))
 
 
 def notes_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Note]:

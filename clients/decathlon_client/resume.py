@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from decathlon_client.batch_results import Result
 from decathlon_client.client_values import JsonObject, Verdict, as_object
@@ -29,9 +29,6 @@ class AttemptKey(NamedTuple):
     task: str
     occurrence: int
     attempt: int
-
-
-Recorded: TypeAlias = JsonObject
 
 
 class VerdictRecord(Protocol):
@@ -86,7 +83,7 @@ class VerdictFile:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
-        self._lines: dict[AttemptKey, Recorded] = {}
+        self._lines: dict[AttemptKey, JsonObject] = {}
         self._revisions = Revisions(f"the file {path} of verdicts")
         self._end = 0
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
@@ -210,7 +207,7 @@ def _name(revision: tuple[object, object]) -> str:
     return f"revision {revision[1]} of {revision[0]}"
 
 
-def _read(line: bytes) -> Recorded | None:
+def _read(line: bytes) -> JsonObject | None:
     """The line's object; None if `append` does not write such objects."""
     try:
         record = as_object(json.loads(line))

@@ -189,12 +189,12 @@ async def http_session(
                     yield session
 
 
-def http_client(headers: dict[str, str]) -> httpx.AsyncClient:
+def http_client(headers: dict[str, str], *, follow_redirects: bool = True) -> httpx.AsyncClient:
     """A client for plain HTTP, as sessions use it."""
-    return httpx.AsyncClient(**_options(headers))
+    return httpx.AsyncClient(**_options(headers, follow_redirects=follow_redirects))
 
 
-def _options(headers: dict[str, str]) -> dict[str, Any]:
+def _options(headers: dict[str, str], *, follow_redirects: bool = True) -> dict[str, Any]:
     # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
     return {
         "headers": {**UNCOMPRESSED, **LARGE_EVENTS, **headers},
@@ -202,8 +202,8 @@ def _options(headers: dict[str, str]) -> dict[str, Any]:
         "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
         "limits": httpx.Limits(max_connections=None),
         "verify": _certificates(),
-        "follow_redirects": True,
-        "event_hooks": {"response": [bound_response]},
+        "follow_redirects": follow_redirects,
+        "event_hooks": {"response": [_bound_response]},
     }
 
 
@@ -261,7 +261,7 @@ def _is_answered(request: httpx.Request) -> bool:
     return request.method != "DELETE"
 
 
-async def bound_response(response: httpx.Response) -> None:
+async def _bound_response(response: httpx.Response) -> None:
     """Let reading the body of a response fail once a message in it is too long.
 
     Raises httpx.RemoteProtocolError for a compressed response.

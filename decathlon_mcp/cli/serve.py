@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
-import anyio
 from anyio import CancelScope
 from decathlon_client.process import StdinPump, stop_on_signal
 
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from decathlon_mcp.http.application import Page
 
 log = logging.getLogger("decathlon.cli")
-
-QUIET_SECONDS = 2.0
-"""How long a server starts without saying what it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +77,6 @@ class ListenAddress:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-@asynccontextmanager
-async def reporting_start(first_step: str) -> AsyncGenerator[Callable[[str], None]]:
-    """Log what a server does before it is ready, once that has taken QUIET_SECONDS.
-
-    Yields a function that is called with each step as it begins, and without text once the server is ready.
-    """
-    current, is_late = first_step, False
-
-    def begin(step: str) -> None:
-        nonlocal current
-        current = step
-        if is_late and step:
-            log.info("still starting", extra=fields(step=step))
-
-    async def wait() -> None:
-        nonlocal is_late
-        await anyio.sleep(QUIET_SECONDS)
-        is_late = True
-        begin(current)
-
-    async with background_tasks() as tasks:
-        tasks.start_soon(wait)
-        yield begin
-
-
 async def serve(settings: Settings, address: ListenAddress) -> int:
     """Serve over HTTP until SIGTERM or SIGINT.
 
@@ -121,8 +92,8 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
     if settings.hand_over and not settings.survive_seconds:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
     raise_descriptor_limit()
+    log.info("starting", extra=fields(step="reading the suites, looking for sandboxes of an earlier server"))
     async with (
-        reporting_start("reading the suites and looking for sandboxes of an earlier server") as begin,
         # Without survivors there is nothing that only one server may continue.
         bootstrap(
             settings, serves=settings.survive_seconds > 0, supervisor=supervised and supervised.parent
@@ -135,13 +106,12 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             look = partial(require_ready, episodes, settings.max_sandboxes, continues=True)
             tasks.start_soon(run_alone, look)
         else:
-            begin("checking this machine and the programs in the sandboxes")
+            log.info("starting", extra=fields(step="checking this machine and the programs in the sandboxes"))
             await require_ready(episodes, settings.max_sandboxes)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
 
             def announce(url: str, page: Page | None) -> None:
                 write_url(url)
-                begin("")
                 if supervised is not None:
                     ready_file = "" if address.ready_file is None else str(address.ready_file.absolute())
                     supervised.report_ready(listener, ready_file, settings.survive_seconds)

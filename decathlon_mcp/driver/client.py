@@ -168,13 +168,6 @@ class DriverClient(DriverLink):
         params = {"since": since, "under": folders, "except": list(excepted)}
         return await self.request(wire.CLEAN, params, kind=CleanResult, timeout_seconds=CLEAN_SECONDS)
 
-    async def merge(self) -> None:
-        """Let the kernel merge memory pages of this sandbox with other sandboxes' pages, as far as it can.
-
-        Only for processes that are started after it.
-        """
-        await self.request(wire.MERGE, {})
-
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
         specs = [{**server, "env": {**self._environment, **server.get("env", {})}} for server in servers]
@@ -279,7 +272,7 @@ async def connect(
             driver.attach()
             if sandbox.spec.merge_pages and not reattached:
                 # Before anything can start a server.
-                await driver.merge()
+                await driver.request(wire.MERGE, {})
             yield driver
         except DecathlonError:
             # A failed write can be noticed before the end of the stream, which says why.

@@ -191,8 +191,8 @@ _Result, _ContentItem = _result_types(plain=False)
 _decode_plain = msgspec.json.Decoder(_result_types(plain=True)[0]).decode
 _decode_result = msgspec.json.Decoder(_Result).decode
 _decode_item = msgspec.json.Decoder(_ContentItem).decode
-_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_items = msgspec.json.Decoder(list[Raw]).decode
+decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
+decode_items = msgspec.json.Decoder(list[Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _CHECKED_META = frozenset(ResultMeta.__struct_encode_fields__)
 # Numbers keep their text.
@@ -273,7 +273,7 @@ def repaired_result(data: bytes) -> bytes:
     module, and JsonLimitError. The caller checks the new text again.
     """
     check_json(data)
-    members = _decode_members(data)
+    members = decode_members(data)
     for name in ("content", "structuredContent"):
         if bytes(members.get(name, b"")) == b"null":
             del members[name]
@@ -288,7 +288,7 @@ def repaired_result(data: bytes) -> bytes:
         raise ValidationError("Expected `array` - at `$.content`")
     if check_json(bytes(content)) > MAX_REPAIRED_NODES:
         raise ValidationError("too many values and keys to repair it - at `$.content`")
-    items = [_repaired_item(item) for item in _decode_items(content)]
+    items = [_repaired_item(item) for item in decode_items(content)]
     if not items and structured is not None:
         items = [_text_item(bytes(structured).decode())]
     members["content"] = Raw(as_json_with_raw(items))

@@ -22,6 +22,8 @@ from decathlon_mcp.driver.mcp_schema import (
     MAX_FAULT_CHARACTERS,
     LogParams,
     ProgressParams,
+    decode_items,
+    decode_members,
     read_result,
     readable_text,
     repaired_result,
@@ -90,7 +92,7 @@ class Reply(msgspec.Struct, frozen=True):
     def result_with(self, members: JsonObject) -> bytes:
         """JSON text of the result with further or other members; all others are copied unchanged."""
         assert self.result is not None
-        return as_json_with_raw({**_decode_members(self.result), **members})
+        return as_json_with_raw({**decode_members(self.result), **members})
 
     @classmethod
     def from_result(cls, text: bytes | Raw, overlong: Raw | UnsetType = UNSET) -> Reply:
@@ -107,9 +109,9 @@ class Reply(msgspec.Struct, frozen=True):
             result = read_result(data)
         # Members are written again one by one, because of duplicates: parsers differ in which duplicate they
         # read, and an unchecked duplicate could have keys of this server.
-        members, meta = _decode_members(data), result.meta
+        members, meta = decode_members(data), result.meta
         if result.has_metas:
-            items = [_without_own_keys(item) for item in _decode_items(members["content"])]
+            items = [_without_own_keys(item) for item in decode_items(members["content"])]
             members["content"] = Raw(as_json_with_raw(items))
         if meta or not isinstance(overlong, UnsetType):
             meta = without_own(meta)
@@ -163,8 +165,6 @@ class _Overlong(msgspec.Struct, frozen=True):
 
 _decode_response = msgspec.json.Decoder(_Response).decode
 _decode_overlong = msgspec.json.Decoder(_Overlong).decode
-_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_items = msgspec.json.Decoder(list[Raw]).decode
 
 
 def read_reply(payload: bytes, *, server: str) -> Reply:
@@ -246,7 +246,7 @@ def without_own(meta: JsonObject) -> JsonObject:
 
 def _without_own_keys(item: Raw) -> dict[str, Raw]:
     """The members of a content item, or of the resource in it, written again as a result's members are."""
-    members: dict[str, Raw] = _decode_members(item)
+    members: dict[str, Raw] = decode_members(item)
     if (resource := members.get("resource")) is not None and bytes(resource).startswith(b"{"):
         members["resource"] = Raw(as_json_with_raw(_without_own_keys(resource)))
     if (raw_meta := members.get("_meta")) is not None:

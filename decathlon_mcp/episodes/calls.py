@@ -129,15 +129,12 @@ class EpisodeCalls:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Calls can be sent in the body; calls that still run at its end are ended."""
+        """Calls can be sent in the body; `end` ends calls that still run at its end."""
         async with background_tasks() as self._tasks:
             try:
                 yield
             finally:
                 self._tasks = None
-                for call in self.unanswered:
-                    if call.request is None or call.sent_at is not None:
-                        self._end(call, _episode_ended())
 
     # a request and its call
 
@@ -314,7 +311,7 @@ class EpisodeCalls:
     def _start(self, call: Call, work: Callable[[], Awaitable[None]]) -> None:
         """Have a task bring a call on its way, which waits while the disk cannot be written.
 
-        If that fails, the call ends with the error.
+        If that fails, the call ends with the error. Once the episode ends, its end is the call's.
         """
 
         async def run() -> None:
@@ -339,8 +336,6 @@ class EpisodeCalls:
 
         if self._tasks is not None:
             self._tasks.start_soon(run)
-        else:
-            self._end(call, _episode_ended())
 
     async def _bring(self, session: ToolSession, call: Call) -> None:
         """Send a call that waits: for its server's start or its arguments, and for the end of a pause.
@@ -526,10 +521,6 @@ def _read_outcome(trajectory: Trajectory, seq: int) -> Outcome | None:
         log.warning("the reply to a call cannot be read", extra=fields(why=error.strerror))
         return None
     return None if line is None else outcome_of_line(line)
-
-
-def _episode_ended() -> SandboxLostError:
-    return SandboxLostError("sandbox lost: the episode ended")
 
 
 def _fault(error: Exception) -> DecathlonError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
+from decathlon_client.client_values import SERVER_METRICS as SERVER_METRICS
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
@@ -15,8 +16,6 @@ from decathlon_mcp.storage.trajectory import SentCalls
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.types import JsonObject, Network, as_object, read_object
 
-SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
-"""Names of the metrics that the server itself provides; `success` comes from the evaluator's exit code."""
 TOOL_METRICS = ("tool_calls(TOOL)", "failed_calls(TOOL)")
 """The metrics of one tool as lists of metrics show them."""
 _TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")

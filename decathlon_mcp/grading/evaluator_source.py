@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from decathlon_mcp.storage.disk import open_regular
-from decathlon_mcp.validation import similar
+from decathlon_mcp.validation import did_you_mean
 
 MAX_SOURCE_BYTES = 1 << 20
 FUNCTION = "evaluate"
@@ -136,9 +136,7 @@ def returned_metrics(module: ast.Module, name: str) -> frozenset[str] | None:
     if name not in bound:
         if "*" in bound:
             return None
-        close = similar(name, bound, count=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"it has no function {name!r}{hint}")
+        raise ValueError(f"it has no function {name!r}{did_you_mean(name, bound)}")
     function = _definition(module, name)
     if function is None or function.decorator_list or _is_generator(function):
         return None

@@ -49,7 +49,7 @@ from decathlon_mcp.suites.documents import field_error, file_error, read_yaml, v
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import as_object
-from decathlon_mcp.validation import quoted, similar
+from decathlon_mcp.validation import did_you_mean, quoted
 
 MAX_METRICS = 200
 MAX_NAME_CHARACTERS = 100
@@ -272,9 +272,7 @@ def _read_rubric(suite: Suite, task: Task) -> tuple[_RubricFile | None, Path, Se
     rubrics = _suite_rubrics(suite_file, status.st_mtime_ns, status.st_size)
     if unknown := rubrics.tasks.keys() - suite.tasks.keys():
         name = min(unknown)
-        close = similar(name, suite.tasks, count=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        problem = f"there is no task {quoted(name)} in this suite{hint}"
+        problem = f"there is no task {quoted(name)} in this suite{did_you_mean(name, suite.tasks)}"
         raise field_error(suite_file, ("tasks", name), problem)
     place = ("tasks", task.id) if task.id in rubrics.tasks else ("default",)
     return rubrics.tasks.get(task.id, rubrics.default), suite_file, place
@@ -399,8 +397,7 @@ def _check_metrics(
             metric = Term.read(key).metric
             if metric in available or is_tool_metric(metric):
                 continue
-            close = similar(metric, available, count=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(metric, available)
             server = ", ".join(SERVER_METRICS)
             problem = (
                 f"without `function`, or a function `evaluate`, there is no metric {metric!r}{hint}; "

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -14,9 +13,8 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.episodes.call import Call
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
-from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import NOT_READY, Phase
-from decathlon_mcp.episodes.tools.offered import OfferedTools, claim_name, claim_tool, evaluate_tool
+from decathlon_mcp.episodes.tools.offered import claim_name, claim_tool, evaluate_tool
 from decathlon_mcp.errors import (
     BadRequestError,
     DecathlonError,
@@ -91,10 +89,6 @@ class EpisodeService(Service):
         "prompts": {"listChanged": False},
     }
 
-    def __init__(self, registry: EpisodeRegistry) -> None:
-        super().__init__(registry.spans)
-        self._with_headers: WeakKeyDictionary[OfferedTools, Mapping[str, Any]] = WeakKeyDictionary()
-
     def _access(self, request: Request) -> EpisodeAccess:
         """Access to the request's episode. Raises DecathlonError."""
         if request.context.access is None:
@@ -115,9 +109,8 @@ class EpisodeService(Service):
             "task": episode.spec.task_name,
             "phase": str(episode.state.phase),
             "address": episode_address(base_url, access.id),
+            **waits_for(episode),
         }
-        if episode.waits_for is not None:
-            info["waits_for"] = episode.waits_for
         return {"instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: info}}
 
     async def discover(self, request: Request) -> JsonObject:
@@ -162,21 +155,13 @@ class EpisodeService(Service):
 
     def schema_with_headers(self, context: RequestContext, tool: str) -> Mapping[str, Any] | None:
         offered = None if context.access is None else context.access.episode.tools.offered
-        if offered is None:
-            return None
-        if (schemas := self._with_headers.get(offered)) is None:
-            tools = ((each["name"], each["inputSchema"]) for each in offered.evaluator_tools)
-            schemas = {name: schema for name, schema in tools if HEADER_MARKER in as_json(schema)}
-            self._with_headers[offered] = schemas
-        return schemas.get(tool)
+        tools = () if offered is None else offered.tools
+        schema = next((each["inputSchema"] for each in tools if each["name"] == tool), None)
+        return schema if schema is not None and HEADER_MARKER in as_json(schema) else None
 
 
 class TaskService(EpisodeService):
     """For `/tasks/{id}/mcp`: the session is the episode, which `initialize` starts."""
-
-    def __init__(self, registry: EpisodeRegistry) -> None:
-        super().__init__(registry)
-        self._registry = registry
 
     def _access(self, request: Request) -> EpisodeAccess:
         if request.context.access is None:
@@ -225,6 +210,11 @@ class TaskService(EpisodeService):
             "start an episode at /mcp and use its own address",
             {"supported": list(HANDSHAKE_VERSIONS), "requested": request.version},
         )
+
+
+def waits_for(episode: Episode) -> JsonObject:
+    """The member of a result that says what an episode waits for; none if it waits for nothing."""
+    return {} if episode.waits_for is None else {"waits_for": episode.waits_for}
 
 
 async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:

@@ -25,6 +25,7 @@ from decathlon_mcp.protocol.episode_service import (
     claimed_before,
     evaluate,
     list_tools,
+    waits_for,
 )
 from decathlon_mcp.protocol.lobby_tools import (
     AddNote,
@@ -66,11 +67,9 @@ class Lobby(Service):
     """Serves the lobby's tools. `labels`: of every episode that it starts."""
 
     def __init__(self, registry: EpisodeRegistry, *, labels: Mapping[str, str] | None = None) -> None:
-        super().__init__(registry.spans)
-        self._registry = registry
+        super().__init__(registry)
         self._labels = labels or {}
         self._tools = lobby_tools()
-        self._definitions = {name: tool.definition() for name, tool in self._tools.items()}
 
     async def initialize(self, request: Request) -> JsonObject:
         return {"instructions": self._instructions(request.context)}
@@ -117,7 +116,7 @@ class Lobby(Service):
                     return await call_tool(access, request, again=kind)
 
     def _list_all_tools(self, request: Request) -> JsonObject:
-        lobby_tools = [self._definitions[name] for name in self._allowed_tools(request)]
+        lobby_tools = (tool.definition() for tool in self._allowed_tools(request).values())
         return {"tools": [*lobby_tools, *self._current_tools(request)]}
 
     def _can_evaluate(self, context: RequestContext) -> bool:
@@ -245,7 +244,7 @@ class Lobby(Service):
             with context.awaiting(episode):
                 info |= await self._wait_until_ready(request, access)
         else:
-            info |= _waits_for(episode)
+            info |= waits_for(episode)
         if (session := request.session) is not None:
             session.access = access
             session.save()
@@ -332,14 +331,10 @@ def _status(episode: Episode) -> JsonObject:
         "names": episode.sandbox_factory.tool_names,
         "suite_revision": episode.records.progress.facts.suite_revision or None,
         **episode.reported,
-        **_waits_for(episode),
+        **waits_for(episode),
     }
     if state.phase is Phase.ENDED:
         status["ending"] = str(state.ending)
     if state.cause:
         status["cause"] = state.cause.message
     return status
-
-
-def _waits_for(episode: Episode) -> JsonObject:
-    return {} if episode.waits_for is None else {"waits_for": episode.ticket.waiting_for}

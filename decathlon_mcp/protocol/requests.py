@@ -18,10 +18,10 @@ from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.call import Waiter, check_operation
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.lease import Hold
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError, LimitExceededError
-from decathlon_mcp.events import Spans
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import (
@@ -375,7 +375,7 @@ _decode_named = msgspec.json.Decoder(Params).decode
 
 
 class Service(ABC):
-    """What serves an address. `respond` serves a request, in a span if the server has `spans`.
+    """What serves an address. `respond` serves a request, in a span if the server makes spans.
 
     All methods raise McpError and DecathlonError.
     """
@@ -384,7 +384,8 @@ class Service(ABC):
     """What `serve` serves."""
     capabilities: JsonObject = {"logging": {}, "tools": {"listChanged": True}}  # noqa: RUF012  (never changed)
 
-    def __init__(self, spans: Spans | None = None) -> None:
+    def __init__(self, registry: EpisodeRegistry) -> None:
+        self._registry, spans = registry, registry.spans
         self.respond: Respond = self._respond if spans is None else partial(spans.serve, self._respond)
 
     async def _respond(self, request: Request) -> Result:

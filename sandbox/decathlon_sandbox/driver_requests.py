@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Collection
 
 from decathlon_sandbox import wire
@@ -160,7 +159,8 @@ class Requests:
         self._connection = connection
         self._begin = begin
         self._on_notification = on_notification
-        self._used_ids = UsedIds()
+        self._used_ids = set[int]()
+        """All ids until now: some 90 bytes each, and an episode has as many calls as its log has room for."""
         # By id, in the order of their arrival.
         self._waiting: dict[int, Request] = {}
         self._running: dict[int, Request] = {}
@@ -238,11 +238,12 @@ class Requests:
 
     def _add(self, request_id: int, method: str, params: JsonObject) -> None:
         """Begin a request, or keep it until there is room. A request with a used id never runs."""
-        if self._used_ids.add(request_id):
-            self._waiting[request_id] = Request(request_id, method, params, self._on_response)
-            self.begin_waiting()
-        else:
+        if request_id in self._used_ids:
             self._answer_again(request_id)
+            return
+        self._used_ids.add(request_id)
+        self._waiting[request_id] = Request(request_id, method, params, self._on_response)
+        self.begin_waiting()
 
     def _cancel(self, request_id: int) -> None:
         """Cancel a request, also one that has not begun or never comes. No effect if it was answered."""
@@ -297,37 +298,3 @@ def _max_response_bytes(method: str, params: JsonObject) -> int:
         return wire.MAX_RESPONSE_BYTES
     # An error can be longer than the longest reply.
     return max(params.get("max_bytes", 0), SMALL_RESPONSE_BYTES) + wire.RESPONSE_MARGIN_BYTES
-
-
-class UsedIds:
-    """The request ids used so far, as ranges: they come nearly in order, so there are few.
-
-    An id that its server never sends leaves a gap between two ranges.
-    """
-
-    def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
-
-    def __contains__(self, request_id: int) -> bool:
-        index = bisect_right(self._firsts, request_id)
-        return index > 0 and request_id <= self._lasts[index - 1]
-
-    def add(self, request_id: int) -> bool:
-        """Add an id; return False if it was used before."""
-        if request_id in self:
-            return False
-        index = bisect_right(self._firsts, request_id)
-        extends = index > 0 and self._lasts[index - 1] == request_id - 1
-        precedes = index < len(self._firsts) and self._firsts[index] == request_id + 1
-        if extends and precedes:
-            del self._firsts[index]
-            del self._lasts[index - 1]
-        elif extends:
-            self._lasts[index - 1] = request_id
-        elif precedes:
-            self._firsts[index] = request_id
-        else:
-            self._firsts.insert(index, request_id)
-            self._lasts.insert(index, request_id)
-        return True

@@ -11,7 +11,6 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
-from decathlon_sandbox.driver_requests import UsedIds
 from decathlon_sandbox.lines import body_of_ids
 
 from decathlon_mcp.background import background_tasks
@@ -60,9 +59,11 @@ class ReopenedSource(ScriptedSandbox):
         self.stream = client
 
 
-def forget(used: UsedIds, request_id: int) -> bool:
-    """What a driver says that denies having had a request."""
-    return True
+class Forgotten(set[int]):
+    """The ids of a driver that denies having had a request."""
+
+    def add(self, element: int) -> None:
+        pass
 
 
 @asynccontextmanager
@@ -195,7 +196,7 @@ async def test_driver_that_demands_attachments_is_resent_little(monkeypatch: pyt
     monkeypatch.setattr(stream_module, "READ_BYTES_BURST", 4 << 20)
     async with surviving() as (link, source, _):
         peer = source.peer
-        monkeypatch.setattr(UsedIds, "add", forget)
+        monkeypatch.setattr(peer.connection.requests, "_used_ids", Forgotten())
         send(link, wire.PING, {"text": "x" * (1 << 20)}, [])
         await peer.receive()
         before, began_at = peer.connection.attachments, time.monotonic()

@@ -43,6 +43,15 @@ async def test_a_whole_episode_by_its_handle(served: Served, era: str) -> None:
         assert (await call(lobby, "close_episode", episode=handle))["closed"]
 
 
+async def test_status_says_that_a_claimed_attempt_waits_for_the_disk(served: Served) -> None:
+    async with connected(served.lobby) as lobby:
+        handle = (await call(lobby, "start_episode", task="find-answer"))["episode"]
+        served.find(handle).waits_for_room = True
+        status = await call(lobby, "episode_status", episode=handle)
+        assert status["waits_for"] == "space on the server's disk"
+        await call(lobby, "close_episode", episode=handle)
+
+
 async def test_without_a_session_the_tool_list_never_changes(served: Served) -> None:
     async with connected(served.lobby, "sessionless") as lobby:
         before = [tool.name for tool in (await lobby.list_tools()).tools]
