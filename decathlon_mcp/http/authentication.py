@@ -34,6 +34,8 @@ class _Token:
 class Tokens:
     """The tokens that are accepted. Without any, every request is: only for servers on loopback."""
 
+    kind = "token"
+
     def __init__(self, tokens: tuple[_Token, ...] = ()) -> None:
         self._tokens = tokens
 
