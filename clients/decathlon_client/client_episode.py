@@ -72,6 +72,8 @@ class Episode:
     page: str | None
     """Address where people watch it; None for an embedded server."""
     task: str
+    labels: Mapping[str, str]
+    """What it was opened with; in a batch also `run`, `group` and `attempt`. Empty after `attach`."""
     prompt: str
     address: str
     """Where other clients reach it; for an embedded server the handle again."""
@@ -98,6 +100,7 @@ class Episode:
         self.public_id = str(details.get("public_id", ""))
         self.page = as_text(details.get("page"))
         self.task = str(details.get("task", ""))
+        self.labels = {}
         self.prompt = str(server_info.get("instructions") or "")
         self.address = session.address if "://" in session.address else self.id
         self.agent_address = agent_address

@@ -138,6 +138,7 @@ class ServerConnection:
                 address = as_text(started.get("address")) or str(started["episode"])
                 agent_address = as_text(started.get("agent_address") or started.get("agent"))
                 async with self.connect(address, close_budget, on_progress, agent_address) as episode:
+                    episode.labels = arguments.get("labels") or {}
                     yield episode
             except Exception as error:
                 if isinstance(error, ClientError):
@@ -166,6 +167,7 @@ class ServerConnection:
         try:
             address = str(held.start.get("address"))
             async with self.connect(address, close_budget, on_progress, agent_address, held) as episode:
+                episode.labels = arguments.get("labels") or {}
                 yield episode
         except ClientError as error:
             _name_episode(error, held.start)

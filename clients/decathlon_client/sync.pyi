@@ -44,6 +44,8 @@ class Episode:
     page: str | None
     "Address where people watch it; None for an embedded server."
     task: str
+    labels: Mapping[str, str]
+    "What it was opened with; in a batch also `run`, `group` and `attempt`. Empty after `attach`."
     prompt: str
     address: str
     "Where other clients reach it; for an embedded server the handle again."

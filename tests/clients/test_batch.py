@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -277,16 +277,21 @@ async def test_ctrl_c_ends_a_batch_soon_also_while_its_server_hangs(tmp_path: Pa
 async def test_a_batch_names_its_run_once_and_labels_its_episodes(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    async def player(e: Episode) -> Mapping[str, str]:
+        await solve(e)
+        return e.labels
+
     async with Decathlon(served.url) as d:
         async with d.batch(["find-answer"], concurrency=1, n=2, labels={"model": "m"}) as batch:
-            results = [result async for result in batch.run(solve)]
+            results = [result async for result in batch.run(player)]
         async with d.batch(["find-answer"], concurrency=1, run="a", progress=False) as named:
-            results += [result async for result in named.run(solve)]
+            results += [result async for result in named.run(player)]
         with pytest.raises(ValueError, match="a batch sets the labels group itself"):
             d.batch([], concurrency=1, labels={"group": "3"})
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}-[a-z]{4}", batch.run_name)
     assert capsys.readouterr().err.count(f"run {batch.run_name}\n") == 1
     labels = [dict(result.verdict.raw["labels"]) for result in results if result.verdict is not None]
+    assert labels == [result.played for result in results]
     common = {"model": "m", "run": batch.run_name, "group": "0"}
     assert sorted(labels[:2], key=lambda each: each["attempt"]) == [
         {**common, "attempt": "0"},
