@@ -94,6 +94,7 @@ class ChildServer:
         shares_stderr: bool = False,
     ) -> None:
         self.url = ""
+        self._shares_stderr = shares_stderr
         stop_seconds = float(settings.get("drain_seconds", DRAIN_SECONDS)) + STOP_SECONDS
         words = [*command, "serve", *options(suites, {"port": 0, **settings})]
         self._folder = Path(tempfile.mkdtemp(prefix="decathlon-server-"))
@@ -102,6 +103,7 @@ class ChildServer:
             with (self._folder / "log").open("wb") as server_log:
                 self._process = subprocess.Popen(
                     [*guard, *words, "--ready-file", str(self._folder / "url")],
+                    bufsize=0,  # a fork closes the pipe too, and could wait for a buffer's lock for ever
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=None if shares_stderr else server_log,
@@ -129,8 +131,9 @@ class ChildServer:
             if status is not None or time.monotonic() > deadline:
                 what = f"ended with status {status}" if status is not None else "is not ready"
                 log_text = (self._folder / "log").read_text(errors="replace").strip()
+                without = "see its output" if self._shares_stderr else "it printed nothing"
                 raise ClientError(
-                    f"the server {what}: {log_text[-LOG_CHARACTERS:] or 'see its output'}",
+                    f"the server {what}: {log_text[-LOG_CHARACTERS:] or without}",
                     code="server_not_started",
                 )
             time.sleep(POLL_SECONDS)
@@ -139,10 +142,9 @@ class ChildServer:
 
     def close(self) -> None:
         """End the server: its episodes are closed; claimed attempts are graded within `drain_seconds`."""
-        with suppress(OSError):  # it has ended
+        with suppress(OSError, ValueError):  # it has ended; the pipe is closed, as in a fork
             # The end alone does not come while a fork without Python's hooks has the pipe too.
             self._stdin.write(b"\n")
-            self._stdin.flush()
         self.leave()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -49,7 +49,7 @@ from decathlon_mcp.protocol.results import (
     error_result,
     verdict_result,
 )
-from decathlon_mcp.types import JsonObject, Names, as_json, json_kind
+from decathlon_mcp.types import JsonObject, Names, json_kind
 from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
 
 EPISODE_KEY = "decathlon/episode"
@@ -61,8 +61,6 @@ _PROMPT = {
     "title": "Task",
     "description": "The task: what to do, where, and how to finish.",
 }
-HEADER_MARKER = b"x-mcp-header"
-"""What is in the schema of a tool some of whose arguments must be repeated in headers."""
 LISTEN = "subscriptions/listen"
 NO_CALLS = (
     "This MCP session made no tool call before `evaluate`. If you did make calls, your client opens a "
@@ -135,6 +133,8 @@ class EpisodeService(Service):
         # The address names the episode, not `agent`.
         match kind:
             case Kind.LIST:
+                # Perhaps it was to wait until the episode is ready; its `_meta` is not known any more.
+                request.meta = {**request.meta, READY_KEY: True}
                 return await self._list_tools(request)
             case Kind.EVALUATE:
                 request.name = EVALUATE
@@ -155,9 +155,7 @@ class EpisodeService(Service):
 
     def schema_with_headers(self, context: RequestContext, tool: str) -> Mapping[str, Any] | None:
         offered = None if context.access is None else context.access.episode.tools.offered
-        tools = () if offered is None else offered.tools
-        schema = next((each["inputSchema"] for each in tools if each["name"] == tool), None)
-        return schema if schema is not None and HEADER_MARKER in as_json(schema) else None
+        return None if offered is None else offered.schema_with_headers(tool)
 
 
 class TaskService(EpisodeService):

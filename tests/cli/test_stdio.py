@@ -23,8 +23,6 @@ from tests.probe.serving import SUITE
 pytestmark = pytest.mark.slow
 
 
-PIPE_BYTES = 1 << 16
-"""What a pipe has room for."""
 INITIALIZE = {
     "method": "initialize",
     "params": {
@@ -114,15 +112,17 @@ def test_line_of_a_request_that_is_cancelled_is_written_to_its_end(shell: Shell)
     def wait_until_full(pipe: Pipe) -> None:
         """Until the server waits for its client to read."""
         unread = array("i", [0])
-        while unread[0] < PIPE_BYTES:
+        while unread[0] < pipe_bytes:
             time.sleep(0.05)
             fcntl.ioctl(pipe.stdout, termios.FIONREAD, unread)
 
     with start_pipe(shell, "--task", "find-answer") as pipe:
         pipe.request(INITIALIZE)
         assert pipe.call("probe__echo", text="ready")["content"][0]["text"] == "ready"
-        # More than a pipe has room for; then other lines wait too.
-        arguments = {"to": 1, "message": "m" * 3 * PIPE_BYTES}
+        # As small as the kernel makes it: with its pages and the number of pipes, its size differs.
+        pipe_bytes = fcntl.fcntl(pipe.stdout, fcntl.F_SETPIPE_SZ, 1)
+        # More than the pipe has room for; then other lines wait too.
+        arguments = {"to": 1, "message": "m" * 200_000}
         params = {"name": "probe__count", "arguments": arguments, "_meta": {"progressToken": 1}}
         pipe.send({"id": "counted", "method": "tools/call", "params": params})
         wait_until_full(pipe)

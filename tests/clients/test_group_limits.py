@@ -104,7 +104,7 @@ async def test_the_wait_for_a_place_is_no_time_of_the_player(tmp_path: Path) -> 
     async with (
         serving(tmp_path / "state", provider="host", servers="lazy", max_sandboxes=1) as served,
         Decathlon(served.url) as d,
-        d.batch(["find-answer"], concurrency=1, player_seconds=5.0, progress=False) as batch,
+        d.batch(["find-answer"], concurrency=1, player_seconds=60.0, progress=False) as batch,
         anyio.create_task_group() as tasks,
     ):
         # Afterwards the server knows the tools of the task before an episode has its sandbox.
@@ -114,7 +114,7 @@ async def test_the_wait_for_a_place_is_no_time_of_the_player(tmp_path: Path) -> 
                 results.extend([result async for result in batch.run(player)])
 
             tasks.start_soon(play)
-            await anyio.sleep(6.0)
+            await anyio.sleep(3.0)  # for a player that does not wait
             assert (batch.tally.opening, batch.tally.playing) == (1, 0)
     (result,) = results
     assert (result.played, result.verdict and result.verdict.raw["truncated"]) == ("six times seven\n", False)

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from decathlon_client import ClientError
-from decathlon_client.local_server import find_program, options, server_of_this_process
+from decathlon_client.local_server import ChildServer, find_program, options, server_of_this_process
 from tool_decathlon import ToolDecathlonEnv
 
 from tests.probe.serving import SUITE, Served
@@ -102,6 +102,15 @@ def test_settings_become_options_of_serve() -> None:
 def test_a_server_that_does_not_start_shows_its_reason(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match=r"the server ended with status 1: .*nowhere"):
         server_of_this_process(PROGRAM, [str(tmp_path / "nowhere")], {"state": tmp_path / "state"})
+
+
+def test_a_server_that_ends_without_a_word_may_be_closed_twice() -> None:
+    for shares_stderr, hint in ((False, "it printed nothing"), (True, "see its output")):
+        server = ChildServer(["true"], (), {}, shares_stderr=shares_stderr)
+        with pytest.raises(ClientError, match=f"the server ended with status 0: {hint}"):
+            server.start()
+        server.close()
+        server.close()
 
 
 FORKS = """

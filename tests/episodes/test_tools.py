@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
@@ -52,6 +53,19 @@ def test_a_verified_name_leads_to_the_tool_and_tells_its_own_name() -> None:
     assert claim["name"] == "local_claim_done"
     assert definition["_meta"] == {ORIGINAL_KEY: {"server": "pdf-tools", "tool": "read-page"}}
     assert offered.route(definition["name"]) == ToolRoute("pdf-tools", "read-page")
+
+
+def test_which_arguments_headers_repeat_is_known_at_once_for_a_tool_with_a_long_schema() -> None:
+    marked = {"type": "object", "properties": {"text": {"type": "string", "x-mcp-header": "Text"}}}
+    long: JsonObject = {"type": "object", "enum": [{} for _ in range(70_000)]}
+    offered = router(probe=[tool("marked", inputSchema=marked), tool("long", inputSchema=long)])
+    started = time.process_time()
+    for _ in range(500):
+        # Each took 5 ms of the event loop.
+        assert offered.schema_with_headers("probe__long") is None
+    assert time.process_time() - started < 0.5
+    assert offered.schema_with_headers("probe__marked") == marked
+    assert offered.schema_with_headers("claim_done") is offered.schema_with_headers("unknown") is None
 
 
 def test_a_schema_without_a_type_gets_one_and_other_fields_are_unchanged() -> None:

@@ -211,7 +211,15 @@ class RawSession:
     ) -> AsyncGenerator[tuple[AsyncIterator[str], list[str]]]:
         """Call a tool, past the first event. Gives the lines to come, and those of the first event."""
         params = {"name": tool, "arguments": arguments}
-        message = {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
+        async with self.asking("tools/call", params, request_id=request_id) as (coming, lines):
+            yield coming, lines
+
+    @asynccontextmanager
+    async def asking(
+        self, method: str, params: Mapping[str, Any], *, request_id: Any = 7
+    ) -> AsyncGenerator[tuple[AsyncIterator[str], list[str]]]:
+        """As `calling`, for any request."""
+        message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         async with self.http.stream("POST", self.url, json=message, headers=self.headers) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             coming = aiter(response.aiter_lines())

@@ -179,6 +179,35 @@ async def test_client_that_comes_back_twice_for_a_started_episode_does_not_end_i
         assert episode.state.phase is Phase.READY
 
 
+async def test_list_that_waits_until_the_episode_is_ready_waits_also_for_a_client_that_comes_back(
+    tmp_path: Path, http: httpx2.AsyncClient
+) -> None:
+    set_up = SetUp()
+    set_up.over.set()
+    provider = FakeProvider(tools=TOOLS, run=set_up)
+    async with restartable(tmp_path, provider, caches=True) as server:
+        task = server.served.task("made-answer")
+        # Afterwards the server knows the tools before an episode is ready.
+        await (await RawSession.open(http, task)).ask("tools/list")
+        set_up.over = anyio.Event()
+        session = await RawSession.open(http, task)
+        (episode,) = (each for each in server.registry.live if each.state.phase is not Phase.READY)
+        assert "result" in await session.ask("tools/list", request_id=6)
+        async with session.asking("tools/list", {"_meta": {"decathlon/ready": True}}) as (_, lines):
+            pass
+        async with session.resuming(lines[0].removeprefix("id: ")) as coming:
+            phases: list[Phase] = []
+
+            async def read() -> None:
+                phases.extend([episode.state.phase async for line in coming if line.startswith("data: {")])
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read)
+                await session.ask("ping", request_id=8)
+                set_up.over.set()
+        assert phases == [Phase.READY]
+
+
 async def test_event_ids_give_no_access_to_other_episodes(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     tokens = tokens_of(tmp_path, alice="controller", bob="controller")
     async with restartable(tmp_path, tokens=tokens) as server:

@@ -43,6 +43,8 @@ log = logging.getLogger("decathlon.episodes")
 
 ORIGINAL_KEY = "decathlon/original"
 """Key in the `_meta` of a tool whose name was shortened; its value has the server and the original name."""
+HEADER_MARKER = b"x-mcp-header"
+"""What is in the schema of a tool some of whose arguments must be repeated in headers."""
 ROOT = b"\\u0000root\\u0000"
 """Stands in a cached list for the suite's root in the sandbox, which some providers choose for each sandbox.
 As JSON text; no server has NUL in a description."""
@@ -117,7 +119,9 @@ class OfferedTools:
         claim, evaluate = claim_tool(names), evaluate_tool()
         self.claim_name: str = claim["name"]
         self._routes: dict[str, ToolRoute] = {}
-        definitions: dict[str, JsonObject] = {}
+        self._definitions: dict[str, JsonObject] = {}
+        self._needs_headers: dict[str, bool] = {}
+        """See `schema_with_headers`, of the tools that were asked for."""
         for server in sorted(servers):
             for tool in servers[server]:
                 original = tool.get("name")
@@ -131,8 +135,9 @@ class OfferedTools:
                     )
                 schema = as_object(tool.get("inputSchema")) or {}
                 self._routes[name] = route = ToolRoute(server, original, schema)
-                definitions[name] = _renamed(tool, name, route)
-        self.tools: list[JsonObject] = [*(definitions[name] for name in sorted(definitions)), claim]
+                self._definitions[name] = _renamed(tool, name, route)
+        definitions = (self._definitions[name] for name in sorted(self._definitions))
+        self.tools: list[JsonObject] = [*definitions, claim]
         """The definitions in a fixed order; without `evaluate`, which only clients that may evaluate see."""
         self.evaluator_tools = [*self.tools, evaluate]
 
@@ -143,6 +148,16 @@ class OfferedTools:
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise UnknownToolError(f"there is no tool {quoted(name)} in this episode{hint}", near=near)
         return route
+
+    def schema_with_headers(self, name: str) -> JsonObject | None:
+        """The schema of a tool some of whose arguments must be repeated in headers; None for others."""
+        if (definition := self._definitions.get(name)) is None:
+            return None
+        schema: JsonObject = definition["inputSchema"]
+        # Every call without a session asks, and 256 KiB take up to 8 ms.
+        if name not in self._needs_headers:
+            self._needs_headers[name] = HEADER_MARKER in as_json(schema)
+        return schema if self._needs_headers[name] else None
 
     def to_json(self) -> JsonObject:
         return {
