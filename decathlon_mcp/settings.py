@@ -19,6 +19,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     create_model,
+    field_validator,
 )
 
 from decathlon_mcp.errors import SettingsError
@@ -72,7 +73,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    suite: tuple[Text, ...] = Field(
+    suite: tuple[str, ...] = Field(
         ("starter",),
         description="A checkout in Toolathlon's layout, or `starter`. Can be given more than once.",
     )
@@ -214,6 +215,13 @@ class Settings(BaseModel):
         "info", description="Lowest level that is logged."
     )
     log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")
+
+    @field_validator("suite")
+    @classmethod
+    def _check_suites(cls, suites: tuple[str, ...]) -> tuple[str, ...]:
+        for suite in suites:
+            _check_text(suite)
+        return suites
 
     def of(self, part: type[Part]) -> Part:
         """The settings of a plug-in; their defaults where these were read without the plug-in."""
