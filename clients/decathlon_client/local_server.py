@@ -49,11 +49,15 @@ LOG_CHARACTERS = 1500
 
 log = logging.getLogger("decathlon.client")
 
-# Ends with its own stdin, a pipe whose other end only the parent has, or with the server.
+# Ends with its own stdin, a pipe whose other end only the parent has, or with the server. If it is killed, as
+# Ray kills the children of its workers, the kernel sends the server SIGTERM.
 _GUARD = """
-import os, select, shutil, subprocess, sys
+import ctypes, os, select, shutil, signal, subprocess, sys
+PR_SET_PDEATHSIG = 1
+prctl = ctypes.CDLL(None).prctl
 folder, stop_seconds, *command = sys.argv[1:]
-server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+end_with_guard = lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_guard)
 select.select([0, os.pidfd_open(server.pid)], [], [])
 server.terminate()
 try:

@@ -50,6 +50,8 @@ class NoteSender:
         self._added = anyio.Event()
         self._sending = anyio.Lock()
         self._has_failed = False
+        # A note that is being sent when the player is cancelled is sent to its end.
+        self._running = anyio.CancelScope(shield=True)
 
     def add(self, text: str, role: NoteRole = "assistant", usage: Mapping[str, float] | None = None) -> None:
         """Send a note soon, placed after the calls that were made until now."""
@@ -59,11 +61,16 @@ class NoteSender:
             self._added.set()
 
     async def run(self) -> None:
-        """Send the notes until cancelled."""
-        while True:
-            await self._added.wait()
-            self._added = anyio.Event()
-            await self.flush()
+        """Send the notes until `stop`."""
+        with self._running:
+            while True:
+                await self._added.wait()
+                self._added = anyio.Event()
+                await self.flush()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._running.cancel()
 
     async def flush(self) -> None:
         """Send what waits. After an error, which is logged, no more notes are sent."""
@@ -88,6 +95,7 @@ async def sending_notes(episode: Episode, *, counts_calls: bool = True) -> Async
         finally:
             with anyio.move_on_after(FLUSH_SECONDS, shield=True):
                 await sender.flush()
+            sender.stop()
 
 
 async def send_conversation(episode: Episode, messages: Iterable[Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 from decathlon_client import ClientError, Decathlon, Episode, EpisodeEndedError, UnknownEpisodeError, sync
@@ -89,6 +90,18 @@ async def test_notes_in_the_background_keep_their_order_and_their_place(served: 
                 await e.act("there-is-none")
         kept = notes(served, e)
     assert [(note["text"], note["calls"]) for note in kept] == [(f"turn {n}", n) for n in range(5)]
+
+
+async def test_a_note_that_is_being_sent_when_its_player_is_cancelled_is_kept_once(served: Served) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        with anyio.CancelScope() as scope:
+            async with sending_notes(e) as sender:
+                sender.add("the last words")
+                while sender._waiting:  # pyright: ignore[reportPrivateUsage]
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+        assert [note["text"] for note in notes(served, e)] == ["the last words"]
 
 
 async def test_a_server_that_is_away_delays_grading_by_seconds_only(

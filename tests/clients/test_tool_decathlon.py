@@ -16,6 +16,7 @@ from decathlon_client import ClientError
 from decathlon_client.local_server import ChildServer, find_program, options, server_of_this_process
 from tool_decathlon import ToolDecathlonEnv
 
+from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE, Served
 
 pytestmark = pytest.mark.anyio
@@ -149,6 +150,23 @@ async def test_a_fork_during_a_start_starts_its_own_server_and_does_not_keep_its
     command = [sys.executable, "-c", FORKS, str(tmp_path), str(SUITE)]
     with anyio.fail_after(100):
         await anyio.run_process(command)
+
+
+@pytest.mark.slow
+async def test_a_server_ends_if_all_children_of_its_parent_are_killed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    server = ChildServer(
+        [str(PROGRAM)], (str(SUITE),), {"state": state, "provider": "host", "isolation": "none"}
+    )
+    try:
+        await anyio.to_thread.run_sync(server.start)
+        assert processes_marked(state)
+        server._process.kill()  # pyright: ignore[reportPrivateUsage]
+        with anyio.fail_after(60):
+            while processes_marked(state):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+    finally:
+        server.close()
 
 
 @pytest.fixture

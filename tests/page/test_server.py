@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import anyio.to_thread
 import httpx2
 import pytest
 from decathlon_client import Decathlon, Episode, SetUpError
@@ -128,6 +131,28 @@ async def test_one_token_does_not_take_all_streams(tmp_path: Path, monkeypatch: 
         assert await anext(others)
         for each in (events, others):
             await each.aclose()
+
+
+async def test_viewers_who_come_at_the_same_time_do_not_get_more_streams(
+    served: Served, person: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "MAX_STREAMS", 2)
+    url = httpx2.URL(served.url)
+    assert url.port is not None
+    cookies = "; ".join(f"{name}={value}" for name, value in person.cookies.items())
+    request = f"{{}} HTTP/1.1\r\nHost: {url.netloc.decode()}\r\nCookie: {cookies}\r\n\r\n"
+    with ExitStack() as stack:
+        viewers = [
+            stack.enter_context(socket.create_connection((url.host, url.port), timeout=30)) for _ in range(6)
+        ]
+        for viewer in viewers:  # so that each has its connection
+            viewer.sendall(request.format("HEAD /").encode())
+            await anyio.to_thread.run_sync(viewer.recv, 4096)
+        for viewer in viewers:  # all before the server, in this event loop, reads one
+            viewer.sendall(request.format("GET /page/live").encode())
+        replies = [await anyio.to_thread.run_sync(viewer.recv, 4096) for viewer in viewers]
+    statuses = [reply.split(b" ", 2)[1] for reply in replies]
+    assert sorted(statuses) == [b"200"] * 2 + [b"503"] * 4
 
 
 async def test_a_live_episode_is_ended_when_that_was_confirmed(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -145,17 +147,13 @@ class LiveFeed:
 
     async def events(self, query: LiveQuery, is_open: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """The server-sent events of one viewer, until the server stops or `is_open` returns False."""
-        self.streams[query.owner] += 1
-        try:
-            sent, sent_at = b"", monotonic()
-            while not self.is_stopping() and is_open():
-                event = self._event(query)
-                if event != sent or monotonic() - sent_at > HEARTBEAT_SECONDS:
-                    yield event if event != sent else b":\n\n"
-                    sent, sent_at = event, monotonic()
-                await anyio.sleep(SNAPSHOT_SECONDS)
-        finally:
-            self.streams[query.owner] -= 1
+        sent, sent_at = b"", monotonic()
+        while not self.is_stopping() and is_open():
+            event = self._event(query)
+            if event != sent or monotonic() - sent_at > HEARTBEAT_SECONDS:
+                yield event if event != sent else b":\n\n"
+                sent, sent_at = event, monotonic()
+            await anyio.sleep(SNAPSHOT_SECONDS)
 
     def _event(self, query: LiveQuery) -> bytes:
         snapshot = self.snapshot()
@@ -170,3 +168,23 @@ class LiveFeed:
             }
             self._encoded[query] = b"data: " + json.dumps(value).encode() + b"\n\n"
         return self._encoded[query]
+
+
+class LiveResponse(StreamingResponse):
+    """The events for one viewer, as long as the browser reads them. `is_open`: whether its session is."""
+
+    def __init__(self, feed: LiveFeed, query: LiveQuery, is_open: Callable[[], bool]) -> None:
+        # nginx would collect events otherwise.
+        headers = {"X-Accel-Buffering": "no"}
+        super().__init__(feed.events(query, is_open), headers=headers, media_type="text/event-stream")
+        self._streams = feed.streams
+        self._owner = query.owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Counted here and not in the generator, which begins in another task: of viewers who come at the same
+        # time, all would get a stream.
+        self._streams[self._owner] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams[self._owner] -= 1

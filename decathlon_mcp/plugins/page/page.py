@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -48,6 +48,7 @@ from decathlon_mcp.plugins.page.live import (
     MAX_STREAMS,
     LiveFeed,
     LiveQuery,
+    LiveResponse,
     snapshot_of,
 )
 from decathlon_mcp.plugins.page.play_pages import PlayPages
@@ -251,10 +252,7 @@ def live_events(site: Site) -> Callable[[Request], Awaitable[Response]]:
         if is_full or streams.total() >= MAX_STREAMS:
             return Response("Too many browsers look already.", 503, media_type="text/plain")
         query = LiveQuery(viewer.owner, request.query_params.get("episode"))
-        events = site.live.events(query, lambda: site.sessions.viewer(request) is not None)
-        # nginx would collect events otherwise.
-        headers = {"X-Accel-Buffering": "no"}
-        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        return LiveResponse(site.live, query, lambda: site.sessions.viewer(request) is not None)
 
     return endpoint
 
