@@ -47,7 +47,7 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
     they leave unset, the `DECATHLON_*` variables of each node set. Raises SettingsError.
     """
     # Serve's command line has text only. A flag that is false is left out.
-    given = {name: value == "true" or value for name, value in arguments.items()}
+    given = {name: value in ("true", "True") or value for name, value in arguments.items()}
     given = {name: value for name, value in given.items() if str(value) not in ("False", "false")}
     nodes = _count("nodes", given.pop("nodes", None))
     max_queued = _count("max_queued_requests", given.pop("max_queued_requests", MAX_QUEUED_REQUESTS))
