@@ -115,7 +115,7 @@ def test_a_server_that_ends_without_a_word_may_be_closed_twice() -> None:
 
 
 FORKS = """
-import os, signal, sys, threading, time
+import os, sys, threading, time
 from decathlon_client import local_server
 from decathlon_client.local_server import server_of_this_process
 
@@ -127,18 +127,24 @@ def start(name):
 
 thread = threading.Thread(target=start, args=("parents",))
 thread.start()
-while not local_server._starting.locked():
+# A fork while Python itself starts a process keeps a pipe that Python waits for.
+while not local_server._open:
     time.sleep(0.01)
+assert local_server._starting.locked()
 reading, writing = os.pipe()
+alive, ends = os.pipe()
 if (fork := os.fork()) == 0:
+    os.close(ends)
     start("forks")
     os.write(writing, b"1")
-    time.sleep(600)
+    os.read(alive, 1)  # until its parent is gone, whatever ended it
+    os._exit(0)
 thread.join()
 os.read(reading, 1)
 for server in local_server._of_process.values():
     server.close()
-os.kill(fork, signal.SIGKILL)
+os.close(ends)
+os.waitpid(fork, 0)
 """
 """A process that forks while it starts a server, and closes the server while the fork lives."""
 
