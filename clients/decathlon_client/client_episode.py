@@ -49,9 +49,10 @@ READY_KEY = "decathlon/ready"
 """Key in the `_meta` of a request for the tools that waits until the episode is ready too."""
 WITHHELD = (
     "this client may neither evaluate nor truncate the attempt: it is attached at the agent's address, or "
-    "the policy of the reward is `controller` and the server wants a controller's token. A claimed attempt "
-    "is graded all the same"
+    "the policy of the reward is `controller` and the server requires a controller's token. A claimed "
+    "attempt is graded all the same"
 )
+"""Message of AccessDeniedError."""
 MISTAKES = (UnknownToolError, RequestError, CallTimeoutError)
 """Errors of a call that the model should not have made; the episode continues."""
 

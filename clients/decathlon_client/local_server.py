@@ -41,7 +41,8 @@ COMMAND = "decathlon-mcp"
 READY_SECONDS = 120.0
 """How long a start may take, with the first sandbox of a Docker engine."""
 DRAIN_SECONDS, STOP_SECONDS = 30.0, 30.0
-"""How long a server that stops waits for gradings, unless `drain_seconds` is set, and time for all else."""
+"""How long a server that stops waits for gradings, unless `drain_seconds` is set; and how long it may take
+for all else, above all for the removal of its sandboxes. Then it is killed."""
 POLL_SECONDS = 0.05
 """Between two looks for the file with the URL. A start takes a second."""
 LOG_CHARACTERS = 1500

@@ -236,7 +236,7 @@ def test_of_notifications_what_mcp_does_not_allow_is_left_out(
 
 
 def test_long_notifications_with_faults_take_little_time() -> None:
-    # A hundred a second reach the server, whoever waits for them: each took 15 ms of the event loop.
+    # A driver passes on a hundred notifications a second, and each took 15 ms of the event loop.
     meta: Any = {"progressToken": [], RELATED: 1}
     data: Any = [[] for _ in range(4_900)]
     params: Any = {"level": "info", "data": data, "logger": 1, "_meta": meta}
